@@ -12,7 +12,7 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1#\2/p' Makefile | column -t -s '#'
 
-demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (15 minutes on two cores)
+demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (4 to 17 minutes on two cores)
 	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
 
 findings: $(STAMP) ## four published claims that a CPU decides, ten seeds each, and a page (minutes)

@@ -148,6 +148,9 @@ class ForgetsAWeight(SeparateProjections):
         mixed_BTD, state = super().forward(x_BTD, state)
         return self.scale * mixed_BTD, state
 
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        return self.scale * super().reference(x_BTD)
+
 
 class BeginsAtZero(ForgetsAWeight):
     """A gate that begins closed."""
@@ -168,6 +171,15 @@ class DropsAtRandom(SeparateProjections):
 
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         return super().forward(F.dropout(x_BTD, 0.5), state)
+
+
+class TakesHalfPrecisionAlone(SeparateProjections):
+    """Its kernel, as cuDNN's."""
+
+    def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
+        if x_BTD.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("no kernel for float32")
+        return super().forward(x_BTD, state)
 
 
 class HasNoStateYet(SeparateProjections):

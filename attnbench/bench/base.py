@@ -58,6 +58,9 @@ class Bench(ABC):
     layouts: ClassVar[tuple[Layout, ...]]
     """Tables of its rows; the first metric of the first one is its headline."""
 
+    numbers_version: ClassVar[int] = 0
+    """Raised where its numbers change on purpose, so that rows of before are measured again; 0 is in no identity."""
+
     notes: ClassVar[tuple[str, ...]] = ()
     """Paragraphs under the tables: all that a reader must know."""
 

@@ -79,6 +79,8 @@ class ModelsBench(TimedBench):
             ),
         ),
     )
+    # 1: replayed on CUDA.
+    numbers_version: ClassVar[int] = 1
     notes: ClassVar[tuple[str, ...]] = (
         "Nothing is compiled. On CUDA each call is replayed as a CUDA graph, so that these are the device's times and "
         "not those of a host that issues kernel after kernel.",

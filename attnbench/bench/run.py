@@ -25,7 +25,7 @@ from attnbench.results.numbers import format_number
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.registry import build, class_named, is_own
+from attnbench.settings.registry import build, class_named, is_own, resolve
 from attnbench.settings.schema import BenchSettings, MixerSettings
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ def _hash(settings: BenchSettings, precision: str, device: torch.device, mixers:
     machine = {name: value for name, value in environment(device, ROOT).items() if name not in UNHASHED}
     targets = [settings.target, *(class_named(mixer) for mixer in mixers)]
     code = code_of(targets, ["mixers", "model", "timing"])
+    if version := resolve(settings.target, Bench).numbers_version:
+        code["bench"] = version
     # A yaml from elsewhere is edited as its class is.
     code |= {mixer.name: mixer.options for mixer in mixers if not is_own(class_named(mixer))}
     return hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)

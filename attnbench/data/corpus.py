@@ -23,6 +23,7 @@ from attnbench.data.texts import SPLITS, Source, Texts, find_embedded, find_user
 from attnbench.data.tokenizer import Bytes, Characters, Tokenizer
 from attnbench.data.tokenizer_state import from_state
 from attnbench.data.wikitext import find_wikitext2
+from attnbench.results.corpora import corpus_name
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
@@ -157,12 +158,11 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
             f"data.vocabulary_size={vocabulary_size}: {tokens.name} has {tokenizer.size} symbols{unknown}; give at"
             " least as many, or null"
         )
-    name, fingerprint = tokens.name, tokens.fingerprint
+    fingerprint = tokens.fingerprint
     if tokenizer.kind != "characters":
-        name += ":bytes" if tokenizer.kind == "bytes" else f":bpe-{tokenizer.size}"
         fingerprint = hashlib.sha256(f"{fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:12]
     return Corpus(
-        name=name,
+        name=corpus_name(tokens.name, tokenizer.kind, tokenizer.size),
         fingerprint=fingerprint,
         tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,

@@ -119,6 +119,7 @@ class Mad(Probe):
         check_counts("eval.mad", **counts, batch_size=batch_size, num_test=num_test)
         check_counts("eval.mad", batch_size, num_train=num_train)
         check_counts("eval.mad", 0, feed_forward_width=feed_forward_width, conv_size=conv_size)
+        # A list, in which a word of any type can be looked for.
         names = [*MAD_RULES]
         if not cells or any(not (isinstance(cell, list) and len(cell) == 2 and cell[0] in names) for cell in cells):
             raise UserError(

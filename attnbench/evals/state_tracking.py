@@ -187,7 +187,9 @@ class StateTracking(Probe):
                 f" and less than {NUM_SELECTION} above it"
             )
         check_value(f"{group}.multiples", multiples, kind=list[int], distinct=True, minimum=1)
-        if not rules or any(rule not in [*RULES] or rules.count(rule) > 1 for rule in rules):
+        # In lists a word of any type can be looked for.
+        known = [*RULES]
+        if not rules or any(rule not in known or rules.count(rule) > 1 for rule in rules):
             raise UserError(f"{group}.rules={rules}: must be one or several of {', '.join(RULES)}, each once")
         check_training(group, learning_rates, precision)
         self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision

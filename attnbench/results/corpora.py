@@ -12,6 +12,9 @@ from attnbench.results.rows import ResultRow
 ON = " on "
 """Between an evaluation and its corpus; neither name can have spaces."""
 
+BYTES, BPE = ":bytes", ":bpe-"
+"""Ends of the name of a corpus whose tokens are no characters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpora:
@@ -49,6 +52,17 @@ def split_name(name: str) -> tuple[str, str | None]:
     """Part the name of an evaluation from its corpus; None where it names none."""
     evaluation, on, corpus = name.partition(ON)
     return evaluation, corpus if on else None
+
+
+def corpus_name(text: str, tokenizer: str, size: int) -> str:
+    """Name a corpus by its text and, where a token is no character, by its tokenizer's kind and size."""
+    return text + {"characters": "", "bytes": BYTES, "bpe": f"{BPE}{size}"}[tokenizer]
+
+
+def units_of(label: str | None) -> str:
+    """Name what the tokens are of the corpus that rows call by this label, its name and fingerprint."""
+    name = (label or "").rpartition("@")[0]
+    return "bytes" if name.endswith(BYTES) else "tokens" if BPE in name else "characters"
 
 
 def as_measured(rows: Iterable[ResultRow]) -> list[ResultRow]:

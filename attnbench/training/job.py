@@ -240,6 +240,7 @@ def _mirror(run: Run, is_resumed: bool) -> WandbMirror:
 
 
 def _failed(status: str, reason: str) -> Measurement:
+    assert status in FAILED, "what looks for a failed training looks for these"
     return Measurement(metric="tokens_per_second", value=None, unit="token/s", status=status, reason=reason)
 
 

@@ -238,7 +238,7 @@ def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[st
     Raises:
         UserError: it was, or its config.yaml does not say what was trained.
     """
-    resolved, code = _resolved_of(folder), code_of([class_named(mixer) for mixer in mixers], TRAINED)
+    resolved, code = _resolved_of(folder), code_of_training(mixers)
     for name in parts:
         if resolved.get(name, {}) != code.get(name, {}):
             raise UserError(
@@ -280,7 +280,7 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
         "device": prepared.device.type,
         "seq_len": prepared.settings.seq_len,
         "seed": prepared.settings.seed,
-        **code_of_training(prepared),
+        **code_of_training(prepared.mixers),
     }
 
 
@@ -290,9 +290,9 @@ def function_hash(prepared: Run) -> str:
     return config_hash({**_identity_of_training(prepared), "mixers": functions})
 
 
-def code_of_training(prepared: Run) -> dict[str, Any]:
+def code_of_training(mixers: Sequence[MixerSettings]) -> dict[str, Any]:
     """See `identity.code_of`."""
-    return code_of([class_named(mixer) for mixer in prepared.mixers], TRAINED)
+    return code_of([class_named(mixer) for mixer in mixers], TRAINED)
 
 
 def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
             "num_unknown": prepared.corpus.num_unknown,
             "num_bytes": {split: sizes.num_bytes for split, sizes in prepared.corpus.splits.items()},
             "config_hash": prepared.config_hash,
-            **code_of_training(prepared),
+            **code_of_training(prepared.mixers),
         },
     }
 

@@ -1,9 +1,11 @@
-"""Power of Student's paired tests: what so many seeds find. Numbers in, numbers out.
+"""Power of paired tests: what so many seeds find. Numbers in, numbers out.
 
 scipy and statsmodels are loaded where they are used, as in statistics.py.
 """
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,6 +14,9 @@ POWER = 0.8
 
 MAX_SEEDS = 100
 """More seeds than this are not named: the difference is then too small for a bench of small models."""
+
+MAX_DRAWN, NUM_DRAWS = 14, 2_000
+"""Seeds up to which the power of sign flips is drawn, and how often; of more it is Student's but for 0.03."""
 
 
 def difference_power(effect: float, spread: float, alpha: float, num: int) -> float:
@@ -33,3 +38,53 @@ def equivalence_power(effect: float, spread: float, margin: float, alpha: float,
     room = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
     inside = norm.cdf((room - effect) / error) - norm.cdf((-room - effect) / error)
     return float(np.mean(inside))
+
+
+def flips_power(effect: float, spread: float, rank: int, num: int, seen: Sequence[float]) -> float:
+    """Return the probability that a sign-flip test of `num` pairs, MAX_DRAWN at most, finds a difference.
+
+    Args:
+        rank: of the end of its interval among the ordered means of subsets, from 1.
+        seen: differences to draw from, with this mean and spread; none: normal ones.
+    """
+    side = math.copysign(1.0, effect)
+    lows = _lower_ends(num, rank, tuple(side * value for value in seen))
+    return float(np.mean(lows > (0.0 if seen else -abs(effect) / spread)))
+
+
+@lru_cache(maxsize=256)
+def _lower_ends(num: int, rank: int, seen: tuple[float, ...]) -> np.ndarray:
+    """Draw `num` differences of those seen, or normal ones, many times; return the lower end of each one's interval."""
+    rng, shape = np.random.default_rng(0), (num, NUM_DRAWS)
+    drawn = rng.choice(seen, shape) if seen else rng.normal(size=shape)
+    subsets = (np.arange(1, 2**num)[:, None] >> np.arange(num) & 1).astype(np.float32)
+    means = subsets / subsets.sum(axis=1, keepdims=True) @ drawn.astype(np.float32)
+    return np.partition(means, rank - 1, axis=0)[rank - 1]
+
+
+def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
+    """Return the probability that McNemar's exact test of `num` seeds at level `alpha` finds a difference of shares."""
+    from scipy.stats import binom
+
+    more, fewer = _discordant(effect, spread)
+    discordant = np.arange(num + 1)
+    # The most seeds of the fewer alone with which so many discordant ones are still significant.
+    most = binom.ppf(alpha / 2, discordant, 0.5)
+    most -= binom.cdf(most, discordant, 0.5) > alpha / 2
+    finds = binom.cdf(most, discordant, fewer / (more + fewer) if more + fewer else 0.5)
+    return float(np.sum(binom.pmf(discordant, num, min(1.0, more + fewer)) * finds))
+
+
+def shares_equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
+    """Return the least probability that `num` seeds show shares to be within the margin, at level `alpha`."""
+    from scipy.stats import binom
+
+    most = binom.ppf(alpha, num, margin)
+    most -= binom.cdf(most, num, margin) > alpha
+    return max(0.0, 1 - float(sum(binom.sf(most, num, share) for share in _discordant(effect, spread))))
+
+
+def _discordant(effect: float, spread: float) -> tuple[float, float]:
+    """Return the shares of seeds that only the better one solves, and only the other, by mean and spread."""
+    square = min(1.0, spread**2 + effect**2)
+    return (square + abs(effect)) / 2, max(0.0, (square - abs(effect)) / 2)

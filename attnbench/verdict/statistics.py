@@ -17,7 +17,16 @@ from functools import lru_cache
 import numpy as np
 
 from attnbench.results.protocol import TEST_NAMES
-from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power, equivalence_power
+from attnbench.verdict.power import (
+    MAX_DRAWN,
+    MAX_SEEDS,
+    POWER,
+    difference_power,
+    equivalence_power,
+    flips_power,
+    shares_equivalence_power,
+    shares_power,
+)
 
 CONFIDENCE = 0.95
 MAX_EXACT = 20
@@ -25,9 +34,6 @@ MAX_EXACT = 20
 
 MOST_SPREADS = 30.0
 """Differences of so many standard deviations are found by any number of seeds that finds any."""
-
-MAX_DRAWN, NUM_DRAWS = 14, 2_000
-"""Seeds up to which the power of sign flips is drawn, and how often; of more it is Student's but for 0.03."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,13 +224,12 @@ class SignFlip(PairedTest):
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
         """See PairedTest; of few seeds, whose p-values are coarse, by drawing."""
-        if self.smallest_p(num) > alpha:
+        rank = self._rank(alpha, num)
+        if not rank:
             return 0.0
         if num > MAX_DRAWN:
             return super().power(effect, spread, alpha, num)
-        side = math.copysign(1.0, effect)
-        lows = _lower_ends(num, self._rank(alpha, num), tuple(side * value for value in seen))
-        return float(np.mean(lows > (0.0 if seen else -abs(effect) / spread)))
+        return flips_power(effect, spread, rank, num, seen)
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
         """See PairedTest."""
@@ -277,28 +282,11 @@ class McNemar(PairedTest):
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
         """See PairedTest; exact, with as many seeds of one alone as mean and spread say."""
-        from scipy.stats import binom
-
-        more, fewer = self._shares(effect, spread)
-        discordant = np.arange(num + 1)
-        # The most seeds of the fewer alone with which so many discordant ones are still significant.
-        most = binom.ppf(alpha / 2, discordant, 0.5)
-        most -= binom.cdf(most, discordant, 0.5) > alpha / 2
-        finds = binom.cdf(most, discordant, fewer / (more + fewer) if more + fewer else 0.5)
-        return float(np.sum(binom.pmf(discordant, num, min(1.0, more + fewer)) * finds))
+        return shares_power(effect, spread, alpha, num)
 
     def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
         """See PairedTest; at least so much."""
-        from scipy.stats import binom
-
-        most = binom.ppf(alpha, num, margin)
-        most -= binom.cdf(most, num, margin) > alpha
-        return max(0.0, 1 - float(sum(binom.sf(most, num, share) for share in self._shares(effect, spread))))
-
-    def _shares(self, effect: float, spread: float) -> tuple[float, float]:
-        """Return the shares of seeds that only the better one solves, and only the other, by mean and spread."""
-        square = min(1.0, spread**2 + effect**2)
-        return (square + abs(effect)) / 2, max(0.0, (square - abs(effect)) / 2)
+        return shares_equivalence_power(effect, spread, margin, alpha, num)
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
         """See PairedTest."""
@@ -358,16 +346,6 @@ def _subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
         np.add(sums[:half], value, out=sums[half : 2 * half])
         np.add(sizes[:half], 1, out=sizes[half : 2 * half])
     return sums, sizes
-
-
-@lru_cache(maxsize=256)
-def _lower_ends(num: int, rank: int, seen: tuple[float, ...]) -> np.ndarray:
-    """Draw `num` differences of those seen, or normal ones, many times; return the lower end of each one's interval."""
-    rng, shape = np.random.default_rng(0), (num, NUM_DRAWS)
-    drawn = rng.choice(seen, shape) if seen else rng.normal(size=shape)
-    subsets = (np.arange(1, 2**num)[:, None] >> np.arange(num) & 1).astype(np.float32)
-    means = subsets / subsets.sum(axis=1, keepdims=True) @ drawn.astype(np.float32)
-    return np.partition(means, rank - 1, axis=0)[rank - 1]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -233,6 +233,15 @@ def test_a_step_that_returns_no_state_is_named():
     assert not any(said for check, said in broken.items() if check not in (pieces, state))
 
 
+@pytest.mark.parametrize("kind", ["TakesHalfPrecisionAlone", "BeginsAtZero"])
+def test_a_mixer_is_built_to_be_checked_without_its_kernels(kind):
+    """Some take half precision alone, and the checks have their own."""
+    target = f"outside_mixers.{kind}"
+    trust([target])
+    mixer = build_mixer(MixerSettings(name="mine", target=target, options={}), torch.device("cpu"), CASE)
+    assert mixer.reference(example_input(2, 70)).any()
+
+
 def test_rounding_by_the_future_is_a_leak_in_a_mixer_of_attnbench():
     target = "outside_mixers.RoundsByTheFuture"
     trust([target])

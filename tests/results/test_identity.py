@@ -11,6 +11,7 @@ from probe_settings import smoke_words
 from scripts_here import run_here
 
 import attnbench
+from attnbench.bench.models import ModelsBench
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison.execute import run
@@ -142,7 +143,7 @@ def test_an_edited_mixer_is_trained_again(outside):
             assert ("was trained by another source of its mixer" in said) == (folder == old), said
 
 
-def test_an_edited_mixer_is_benched_again(outside):
+def test_an_edited_mixer_is_benched_again(outside, monkeypatch):
     words = ["bench=models", "device=cpu", f"outputs_dir={outside / 'outputs'}", "bench.mixers=[mine]"]
     words += ["bench.sizes=[[small,32,24,1,2]]", "bench.vocabulary_size=16", "bench.length=32", "bench.batch_size=1"]
 
@@ -154,6 +155,9 @@ def test_an_edited_mixer_is_benched_again(outside):
     assert [measured(), measured()] == [1, 1]
     edit(outside / "helpers" / "scales.py", "SCALE = -1.0\n")
     assert measured() == 2
+    # So it is where the bench's own numbers have changed.
+    monkeypatch.setattr(ModelsBench, "numbers_version", ModelsBench.numbers_version + 1)
+    assert measured() == 3
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from attnbench.data.corpus import NATS_OF_A_BYTE
 from attnbench.data.tokenizer import Bytes
 from attnbench.model.stored import load_record, tokenizer_of
 from attnbench.results import folder as results_folder
+from attnbench.results.corpora import units_of
 from attnbench.results.row_files import read_results
 from attnbench.settings.errors import UserError
 from attnbench.training.log import read_metrics
-from attnbench.training.prepare import prepare, reopen
+from attnbench.training.prepare import corpus_label, prepare, reopen
 
 WORDS = [
     *("experiment=demo", "attn=linear", "model.num_layers=1", "model.dim=16", "model.head_width=16", "seq_len=16"),
@@ -97,6 +98,7 @@ def test_a_checkpoint_brings_its_tokenizer(home, trained, kind):
     assert tokenizer.state() == corpus.tokenizer.state()
     assert (record.tokenizer is None) == bool(record.vocabulary) == (kind == "characters")
     assert corpus.name == {"characters": "text:novel", "bytes": "text:novel:bytes", "bpe": "text:novel:bpe-280"}[kind]
+    assert units_of(corpus_label(corpus)) == corpus.tokenizer.units
     model, read = load_checkpoint(trained[kind] / "checkpoint" / "final", device="cpu")
     assert model.embedding.weight.shape[0] == tokenizer.size
     assert len(sample(model, read, "the", num_tokens=30)) > 0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from attnbench.results.corpora import on_corpus, split_name
+from attnbench.results.corpora import on_corpus, split_name, units_of
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats
 from attnbench.results.rows import TRAINING, Identity
@@ -130,10 +130,9 @@ def devices(names: Iterable[str]) -> str:
 
 
 def symbols(identities: Iterable[Identity]) -> str:
-    """Name what the positions of language models hold, by the names of their corpora."""
-    names = [identity.corpus or "" for identity in identities]
-    kinds = {"tokens" if ":bpe-" in name else "bytes" if ":bytes@" in name else "characters" for name in names}
-    return kinds.pop() if len(kinds) == 1 else "tokens"
+    """Name what the positions of language models hold, of corpora in several units tokens."""
+    units = {units_of(identity.corpus) for identity in identities}
+    return units.pop() if len(units) == 1 else "tokens"
 
 
 def verdict_sentence(verdict: Verdict) -> str:

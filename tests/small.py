@@ -163,12 +163,16 @@ def bench_words(name: str) -> list[str]:
     return [f"bench.{option}={json.dumps(value)}" for option, value in resolve(target, Bench).smoke.items()]
 
 
-def mixer_settings(name: str, **options: object) -> MixerSettings:
-    """The yaml of conf/attn, with other options, resolved for a CPU."""
+def unresolved_settings(name: str, **options: object) -> MixerSettings:
+    """The yaml of conf/attn, with other options, as a command reads it."""
     content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text())
     target = content.pop("_target_")
-    settings = MixerSettings(name=name, target=target, options={**content, **options})
-    return resolve_mixer(settings, MODEL, device_type="cpu", precision="float32")
+    return MixerSettings(name=name, target=target, options={**content, **options})
+
+
+def mixer_settings(name: str, **options: object) -> MixerSettings:
+    """The same, resolved for a CPU."""
+    return resolve_mixer(unresolved_settings(name, **options), MODEL, device_type="cpu", precision="float32")
 
 
 def small_model(name: str = "softmax", seed: int = 0, **options: object) -> LanguageModel:

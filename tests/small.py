@@ -163,8 +163,8 @@ def bench_words(name: str) -> list[str]:
     return [f"bench.{option}={json.dumps(value)}" for option, value in resolve(target, Bench).smoke.items()]
 
 
-def unresolved_settings(name: str, **options: object) -> MixerSettings:
-    """The yaml of conf/attn, with other options, as a command reads it."""
+def from_yaml(name: str, **options: object) -> MixerSettings:
+    """The yaml of conf/attn, with other options, as a command reads it: auto stays auto."""
     content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text())
     target = content.pop("_target_")
     return MixerSettings(name=name, target=target, options={**content, **options})
@@ -172,7 +172,7 @@ def unresolved_settings(name: str, **options: object) -> MixerSettings:
 
 def mixer_settings(name: str, **options: object) -> MixerSettings:
     """The same, resolved for a CPU."""
-    return resolve_mixer(unresolved_settings(name, **options), MODEL, device_type="cpu", precision="float32")
+    return resolve_mixer(from_yaml(name, **options), MODEL, device_type="cpu", precision="float32")
 
 
 def small_model(name: str = "softmax", seed: int = 0, **options: object) -> LanguageModel:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import yaml
-from small import unresolved_settings
+from small import from_yaml
 
 from attnbench.bench.base import Bench, Conditions
 from attnbench.bench.operators.roofline import Ceilings
@@ -17,7 +17,7 @@ CPU = Conditions(
     device=torch.device("cpu"),
     precision="float32",
     ceilings=Ceilings(1.0, 10.0),
-    mixers=lambda names: [unresolved_settings(name) for name in names or []],
+    mixers=lambda names: [from_yaml(name) for name in names or []],
 )
 
 

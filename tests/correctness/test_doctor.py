@@ -9,11 +9,10 @@ import broken_mixers
 import outside_mixers
 import pytest
 import torch
-import yaml
 from mixer_building import mixer_names
 from scripts_here import run_here
+from small import from_yaml
 
-from attnbench.cli.compose import CONF
 from attnbench.correctness import checks, doctor, running
 from attnbench.correctness.checks import CASES, Check, build_mixer, case_checks, training_checks, with_backend
 from attnbench.correctness.doctor import diagnose
@@ -38,11 +37,6 @@ from attnbench.settings.registry import trust
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 CPU = torch.device("cpu")
-
-
-def from_yaml(name: str) -> MixerSettings:
-    content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text())
-    return MixerSettings(name=name, target=content.pop("_target_"), options=content)
 
 
 def outside(target: str) -> MixerSettings:

@@ -33,7 +33,23 @@ WINDOW_CHARACTERS = 128
 
 RENAME = "rename the one that holds the text"
 
-SPLIT_NAME = re.compile(r"(train|validation|test)(?:-(\d+)-of-(\d+))?")
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""Words in file names that mean a split, in any case."""
+
+SPLIT_WORD = re.compile(
+    rf"(?<![a-z])(?:{'|'.join(SPLIT_WORDS)}|eval|evaluation|(?:held|hold)[-_. ]?out)(?:s|sets?|data|texts?|splits?)?(?![a-z])"
+)
+"""A word that speaks of a split. Some cannot be assigned: `eval` means validation to some authors, test to others."""
+
+SPLIT_NAME = re.compile(
+    rf"(?P<prefix>.*[-_. ])?(?P<word>{'|'.join(SPLIT_WORDS)})"
+    r"(?:[-_. ](?P<part>\d+)[-_. ]of[-_. ](?P<total>\d+)(?:[-_. ][0-9a-f]{8,})?)?"
+)
+"""Stem of the file of a split, in small letters: train, wiki.train, train-00000-of-00002-0123456789abcdef."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -95,7 +111,9 @@ def read_text(path: Path) -> Text:
 
     def read() -> Iterator[bytes]:
         with naming(path), open_regular(path) as stream:
-            yield from holding_text(path, _characters(path, stream) if path.suffix == ".txt" else _rows(path, stream))
+            yield from holding_text(
+                path, _characters(path, stream) if path.suffix.lower() == ".txt" else _rows(path, stream)
+            )
 
     return Text(read)
 
@@ -194,32 +212,46 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files of `folder` with one of the suffixes, sorted by name, without hidden ones."""
+    """Return the files of `folder` with one of the suffixes, in small or capital letters, sorted by name, without hidden
+    ones."""
     with naming(folder):
-        return sorted(path for path in folder.iterdir() if path.suffix in suffixes and not path.name.startswith("."))
+        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
+    return [path for path in paths if not path.name.startswith(".")]
 
 
-def split_files(folder: Path, suffix: str = ".parquet", prefix: str = "") -> dict[str, list[Path]]:
+def split_files(folder: Path, suffix: str = ".parquet", prefix: str | None = "") -> dict[str, list[Path]]:
     """Return the files of each split in `folder`: train.parquet, or train-00000-of-00002.parquet and the other parts.
 
+    Args:
+        prefix: beginning of the names; None: any, the same for all files.
+
     Raises:
-        UserError: a part of several is missing, or one split lies there twice.
+        UserError: a part of several is missing, one split is there twice, or the names begin differently.
     """
-    parts: dict[str, dict[tuple[str, str], Path]] = {}
+    found: dict[str, list[tuple[Path, re.Match[str]]]] = {}
     for path in list_files(folder, (suffix,)):
-        match = SPLIT_NAME.fullmatch(path.stem.removeprefix(prefix))
-        if match and path.stem.startswith(prefix):
-            split, part, num_parts = match.groups(default="")
-            parts.setdefault(split, {})[part, num_parts] = path
-    for split, paths in parts.items():
-        totals = {num_parts for _, num_parts in paths}
-        if len(totals) > 1:
-            names = ", ".join(path.name for path in paths.values())
+        match = SPLIT_NAME.fullmatch(path.stem.lower())
+        if match and spoken_split(path.stem) and prefix in (None, match["prefix"] or ""):
+            found.setdefault(SPLIT_WORDS[match["word"]], []).append((path, match))
+    for split, files in found.items():
+        names = ", ".join(path.name for path, _ in files)
+        expected = int(files[0][1]["total"] or 1)
+        num_parts = len({match["part"] for _, match in files})
+        if len({match["total"] for _, match in files}) > 1 or num_parts < len(files):
             raise UserError(f"{folder}: holds the {split} split more than once ({names}); keep one")
-        expected = int(totals.pop() or 1)
-        if len(paths) != expected:
-            raise UserError(f"{folder}: has {len(paths)} of the {expected} files of the {split} split; add the others")
-    return {split: list(parts[split].values()) for split in SPLITS if split in parts}
+        if num_parts != expected:
+            raise UserError(f"{folder}: has {num_parts} of the {expected} files of the {split} split; add the others")
+    if len({match["prefix"] for files in found.values() for _, match in files}) > 1:
+        names = ", ".join(path.name for files in found.values() for path, _ in files)
+        raise UserError(f"{folder}: its splits are named after different texts ({names}); keep one text")
+    return {split: [path for path, _ in found[split]] for split in SPLITS if split in found}
+
+
+def spoken_split(name: str) -> str | None:
+    """Return the split that the name of a file or folder means: "" where it mentions several, or one in a word that is
+    not of SPLIT_WORDS; None where it mentions none."""
+    words = SPLIT_WORD.findall(name.lower())
+    return None if not words else SPLIT_WORDS.get(words[0], "") if len(words) == 1 else ""
 
 
 def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, ...] = SPLITS) -> dict[str, Text]:
@@ -262,21 +294,28 @@ def parts_of(text: Text, validation_start: int, test_start: int) -> dict[str, Te
 def find_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Source:
     """Find the user's file, or folder of files: .txt or .parquet.
 
-    Files named for the splits (train.txt, validation.txt, test.txt, or parquet likewise) keep them; otherwise the
-    files are joined in the order of their names and the splits are cut from the end.
+    Files named for the splits (train.txt, validation.txt, test.txt, also as wiki.valid.txt or Dev.txt, or parquet
+    likewise) keep them; otherwise the files are joined in the order of their names and the splits are cut from the end.
+    A name that mentions a split in another way is refused, lest the text of a test is trained on.
     """
     suffixes = (".txt", ".parquet")
     with naming(path):
         is_folder = stat.S_ISDIR(path.stat().st_mode)
-    if not is_folder and path.suffix not in suffixes:
+    if not is_folder and path.suffix.lower() not in suffixes:
         raise UserError(f"{path}: must end in .txt (UTF-8) or .parquet (a string column 'text'), or be a folder")
     files = list_files(path, suffixes) if is_folder else [path]
     if not files:
         raise UserError(f"{path}: has no .txt and no .parquet file; put the text there or correct data.path")
-    if len({file.suffix for file in files}) > 1:
+    if len({file.suffix.lower() for file in files}) > 1:
         raise UserError(f"{path}: holds both .txt and .parquet files; keep one kind, lest a text counts twice")
-    named = split_files(path, files[0].suffix) if is_folder else {}
+    named = split_files(path, files[0].suffix.lower(), prefix=None) if is_folder else {}
     strays = [file.name for file in files if not any(file in parts for parts in named.values())]
+    unclear = [name for name in strays if spoken_split(Path(name).stem) is not None]
+    if is_folder and unclear:
+        raise UserError(
+            f"{path}: {unclear[0]} is named like a part of the data, but not clearly; rename the files train, validation "
+            "and test, or where it is a text like the others give it a name without such a word"
+        )
     if named and strays:
         raise UserError(f"{path}: {strays[0]} belongs to no split, other files do; move it away or rename it")
 

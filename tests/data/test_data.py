@@ -74,10 +74,49 @@ def test_files_named_for_splits_keep_them_and_others_are_joined(tmp_path):
     assert corpus.decode(corpus.tokens["validation"][:4]) == f"ab{UNKNOWN}d"
     assert corpus.encode("dz\udcff").tolist() == [3, 4, 4]
 
-    for name in ("train", "validation", "test"):
-        (tmp_path / f"{name}.txt").rename(tmp_path / f"chapter-{name}.txt")
+    for name, other in (("train", "latest"), ("validation", "The Greatest"), ("test", "a contest")):
+        (tmp_path / f"{name}.txt").rename(tmp_path / f"{other}.txt")
     joined = find_user_texts(tmp_path, 0.1, 0.1).read()
-    assert "".join(map(str, joined.splits.values())) == "\n".join(["yyyy" * 9, "abcd" * 9, "abxd" * 9])
+    assert "".join(map(str, joined.splits.values())) == "\n".join(["abxd" * 9, "yyyy" * 9, "abcd" * 9])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Train.txt", "Valid.TXT", "TEST.txt"),
+        ("wiki.train.txt", "wiki.val.txt", "wiki.test.txt"),
+        ("my_corpus-training.txt", "my_corpus-dev.txt", "my_corpus-testing.txt"),
+        tuple(f"{split}-00000-of-00001-0123456789abcdef.txt" for split in ("train", "validation", "test")),
+        tuple(f"c4-{split}.00000-of-00001.txt" for split in ("train", "validation", "test")),
+    ],
+)
+def test_usual_names_of_splits_are_recognised(tmp_path, names):
+    for name, text in zip(names, ("abcd" * 9, "abxd" * 9, "yyyy" * 9), strict=True):
+        (tmp_path / name).write_text(text)
+    corpus = from_path(tmp_path)
+    assert corpus.decode(corpus.tokens["train"]) == "abcd" * 9
+    assert corpus.num_unknown == {"train": 0, "validation": 9, "test": 36}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("chapter.txt", "testset.txt"), r"testset\.txt is named like a part of the data"),
+        (("train.txt", "valid.txt", "eval.txt"), r"eval\.txt is named like"),
+        (("train_small.txt", "train_large.txt"), r"train_large\.txt is named like"),
+        (("all.train.test.txt", "other.txt"), r"all\.train\.test\.txt is named like"),
+        (("a.txt", "held-out.txt"), r"held-out\.txt is named like"),
+        (("wiki.train.txt", "wiki.valid.txt", "news.test.txt"), "its splits are named after different texts"),
+        (("train.txt", "dev.txt", "valid.txt"), "holds the validation split more than once"),
+        (("train-00000-of-00002-aaaaaaaa.txt", "train-00000-of-00002-bbbbbbbb.txt"), "train split more than once"),
+        (("train-00000-of-00003-aaaaaaaa.txt", "train-00001-of-00003-bbbbbbbb.txt"), "has 2 of the 3 files"),
+    ],
+)
+def test_names_that_mention_a_split_otherwise_are_refused(tmp_path, names, message):
+    for name in names:
+        (tmp_path / name).write_text("abcd" * 9)
+    with pytest.raises(UserError, match=message):
+        from_path(tmp_path)
 
 
 def test_a_corpus_without_a_test_split_is_asked_for(tmp_path):

@@ -41,7 +41,8 @@ SPLIT_WORDS = {
 """Words in file names that mean a split, in any case."""
 
 SPLIT_WORD = re.compile(
-    rf"(?<![a-z])(?:{'|'.join(SPLIT_WORDS)}|eval|evaluation|(?:held|hold)[-_. ]?out)(?:s|sets?|data|texts?|splits?)?(?![a-z])"
+    rf"(?<![a-z])(?:{'|'.join(SPLIT_WORDS)}|eval|evaluation|(?:held|hold)[-_. ]?out)"
+    r"(?:s|sets?|data|texts?|splits?)?(?![a-z])"
 )
 """A word that speaks of a split. Some cannot be assigned: `eval` means validation to some authors, test to others."""
 
@@ -151,10 +152,20 @@ def _rows(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     footer = pq.ParquetFile(stream, **reading)
     check_column(path, footer.schema_arrow)
     # A value that is a thousand times in the file is in memory once (see `text_of`), and values that differ are an
-    # error of pyarrow where one batch has 2 GiB of them.
-    parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=["text"], **reading)
+    # error of pyarrow where one batch has 2 GiB of them. DELTA encodings cannot be read that way: there a batch is one
+    # row, which has 2 GiB at most.
+    by_row = _has_delta(footer.metadata)
+    parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=None if by_row else ["text"], **reading)
     # In pieces: a file of a kilobyte can stand for terabytes, whatever its footer says of their size.
-    return text_of(path, parquet.iter_batches(batch_size=ROWS_AT_A_TIME, columns=["text"]))
+    rows = 1 if by_row else ROWS_AT_A_TIME
+    return text_of(path, parquet.iter_batches(batch_size=rows, columns=["text"], use_threads=not by_row))
+
+
+def _has_delta(metadata: pq.FileMetaData) -> bool:
+    """Return whether a text of a parquet file is written as differences to the row before."""
+    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    columns = (group.column(index) for group in groups for index in range(group.num_columns))
+    return any("DELTA" in word for column in columns if column.path_in_schema == "text" for word in column.encodings)
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -212,8 +223,7 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files of `folder` with one of the suffixes, in small or capital letters, sorted by name, without hidden
-    ones."""
+    """Return the files of `folder` with one of the suffixes, in any case, sorted by name, without hidden ones."""
     with naming(folder):
         paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
     return [path for path in paths if not path.name.startswith(".")]
@@ -313,8 +323,8 @@ def find_user_texts(path: Path, validation_fraction: float, test_fraction: float
     unclear = [name for name in strays if spoken_split(Path(name).stem) is not None]
     if is_folder and unclear:
         raise UserError(
-            f"{path}: {unclear[0]} is named like a part of the data, but not clearly; rename the files train, validation "
-            "and test, or where it is a text like the others give it a name without such a word"
+            f"{path}: {unclear[0]} is named like a part of the data, but not clearly; rename the files train, "
+            "validation and test, or where it is a text like the others give it a name without such a word"
         )
     if named and strays:
         raise UserError(f"{path}: {strays[0]} belongs to no split, other files do; move it away or rename it")

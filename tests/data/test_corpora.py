@@ -173,6 +173,14 @@ def test_a_bad_parquet_file_is_named_in_one_line(tmp_path, kind, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_delta_encodings_of_parquet_are_read(tmp_path, encoding):
+    table = pa.table({"text": [*LINES, "", " \n", "last"]})
+    for name, written in (("plain", {}), ("delta", {"use_dictionary": False, "column_encoding": {"text": encoding}})):
+        pq.write_table(table, tmp_path / f"{name}.parquet", **written)
+    assert str(read_text(tmp_path / "delta.parquet")) == str(read_text(tmp_path / "plain.parquet"))
+
+
 def test_a_damaged_arrow_file_does_not_end_the_process(tmp_path):
     path = tmp_path / "wikitext-train.arrow"
     offsets = pa.py_buffer(np.array([0, 2**30, 5], dtype=np.int32).tobytes())

@@ -1,14 +1,13 @@
 """Two experiments against each other, each variant with itself: did a change help?
 
-A side is an experiment's folder, or FOLDER@COMMIT or FOLDER@DATE: of its rows those of one commit, or those that were
-written on one day (2026-11-24, by the clock of this machine).
+A side is an experiment's folder, or FOLDER@COMMIT or FOLDER@DATE: of its rows those of one commit, or those whose
+measurement was begun on one day (2026-11-24, in this machine's time zone).
 """
 
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from attnbench.report.sections import words
 from attnbench.report.sections.answer import beyond_training, noise_lines
 from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.metrics import Primary
+from attnbench.results.row_files import started_at
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table, print_table
 from attnbench.settings.errors import UserError
@@ -114,8 +114,7 @@ def _read(folder: Path, chosen: str) -> Inputs:
     there: dict[str, None] = {}
 
     def is_chosen(row: ResultRow, path: Path) -> bool:
-        written = datetime.fromtimestamp(path.stat().st_mtime).date().isoformat()
-        value = written if DATE.fullmatch(chosen) else row.identity.commit
+        value = _day(path) if DATE.fullmatch(chosen) else row.identity.commit
         there[value] = None
         return value.startswith(chosen)
 
@@ -128,6 +127,15 @@ def _read(folder: Path, chosen: str) -> Inputs:
     variants = {row.identity.variant for row in inputs.rows}
     named = [name for name in inputs.protocol.variants if name in variants]
     return replace(inputs, protocol=replace(inputs.protocol, variants=named))
+
+
+def _day(path: Path) -> str:
+    """Return the day on which a results file was begun, as its last record says, in this machine's time zone.
+
+    The date of the file itself is that of the last copy of it. A table of rows and a file that was cut off do not say.
+    """
+    moment = started_at(path) if path.suffix == ".jsonl" else None
+    return "an unknown day" if moment is None else moment.astimezone().date().isoformat()
 
 
 def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:

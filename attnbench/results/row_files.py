@@ -1,7 +1,7 @@
 """Results files: rows as JSON lines, each written as soon as its number is known.
 
 A file ends with a record that says it is complete, how many rows it has, what they hash to and when it was begun:
-`{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00+00:00"}`.
+`{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00.250+00:00"}`.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class ResultsWriter:
             "complete": True,
             "num_rows": self.num_rows,
             "sha256": self._digest.hexdigest(),
-            "started": self._started.isoformat(timespec="seconds"),
+            "started": self._started.isoformat(timespec="milliseconds"),
         }
         self._file.write(to_line(ending))
         self._file.flush()
@@ -141,12 +141,25 @@ def started_at(path: Path) -> datetime | None:
     """
     with _naming_the_way_out():
         lines = read_json_lines(path)
-        started = lines.objects[-1].get("started") if _completeness(lines) else None
+        return begun(lines) if _completeness(lines) else None
+
+
+def begun(lines: JsonLines) -> datetime | None:
+    """Return when a complete file was begun, as its last record says; None: it does not say."""
+    started = lines.objects[-1].get("started")
     try:
         moment = datetime.fromisoformat(started) if isinstance(started, str) else None
     except ValueError:
         return None
     return moment if moment is not None and moment.tzinfo is not None else None
+
+
+def by_age(path: Path, started: datetime | None) -> tuple[datetime, str]:
+    """Return the key that orders results files from the oldest to the newest, whatever the dates of the files are.
+
+    Those that do not say when they were begun come first; among equals the name decides, so that a copy has one order.
+    """
+    return started or datetime.min.replace(tzinfo=UTC), path.name
 
 
 def is_complete(path: Path) -> bool:

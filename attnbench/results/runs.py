@@ -14,7 +14,7 @@ from typing import Any
 
 from attnbench.machine.locks import folder_holder
 from attnbench.results.files import read_json_lines
-from attnbench.results.row_files import are_complete
+from attnbench.results.row_files import are_complete, begun, by_age
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
@@ -168,8 +168,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[str, ResultRow], bool, str]:
     """Read the row that stands for each evaluation, of several files of one the last; if a file is cut off; and the
     fault of one that was altered."""
-    scores, is_torn, fault = {}, False, ""
-    for path in sorted(files, key=lambda path: files[path].st_mtime_ns):
+    found, is_torn, fault = [], False, ""
+    for path in sorted(files):
         named = RESULTS.fullmatch(path.name)
         if named is None or path.parent != folder / "results" or not S_ISREG(files[path].st_mode):
             continue
@@ -178,10 +178,11 @@ def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[st
             if not are_complete(lines):
                 is_torn = True
             elif len(lines.objects) > 1:
-                scores[named["evaluation"]] = ResultRow.from_dict(_chosen(lines.objects[:-1]))
+                row = ResultRow.from_dict(_chosen(lines.objects[:-1]))
+                found.append((by_age(path, begun(lines)), named["evaluation"], row))
         except (UserError, ValueError) as error:
             fault = str(error)
-    return scores, is_torn, fault
+    return {evaluation: row for _, evaluation, row in sorted(found, key=lambda it: it[0])}, is_torn, fault
 
 
 def _chosen(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:

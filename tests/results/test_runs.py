@@ -19,6 +19,7 @@ from attnbench.results.pruning import Pruning, plan_pruning, remove
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
 from attnbench.results.runs import Run, find_runs, keep, select
+from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.runs import PRUNED
 
@@ -136,6 +137,18 @@ def test_what_when_size_and_the_score_that_stands_for_a_file(outputs):
     assert named(outputs, "33330000").scores["copy"].measurement.metric == "symbol_accuracy"
     assert named(outputs, "22221111").step == 640
     assert named(outputs, "4444").reason == "UserError: the disk\x1b[31m is full"
+
+
+def test_dates_of_files_do_not_decide_which_measurement_is_the_last(tmp_path):
+    folder = make_run(tmp_path, "demo/softmax-4m-T32-seed0-11110000", ["perplexity"])
+    first = folder / "results" / "perplexity-11110000.jsonl"
+    with ResultsWriter(folder / "results" / "perplexity-00000001.jsonl", identity_of(evaluation="perplexity")) as later:
+        later.write(Measurement(metric="perplexity", value=8.0, unit="1", settings=SCORES["perplexity"][2].settings))
+    for dates in ((1, 2), (2, 1), (1, 1)):
+        for path, date in zip((later.path, first), dates, strict=True):
+            os.utime(path, (date, date))
+        assert named(tmp_path, "1111").scores["perplexity"].measurement.value == 8.0
+        assert [row.measurement.value for row in read_folders([folder], last_only=True)] == [8.0]
 
 
 def test_what_is_timed_shows_its_speed_memory_or_time_of_a_step(tmp_path):

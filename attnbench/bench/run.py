@@ -14,9 +14,8 @@ import torch
 
 from attnbench.bench.base import MILLISECONDS, Bench, Conditions
 from attnbench.bench.operators.roofline import Ceilings, measure_ceilings
-from attnbench.evals.runners.system import UNHASHED
 from attnbench.machine.device import resolve_device
-from attnbench.machine.environment import environment
+from attnbench.machine.environment import machine
 from attnbench.machine.precision import resolve_precision
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
@@ -81,14 +80,13 @@ def _results_file(folder: Path, bench: str, name: str) -> Path:
 
 
 def _hash(settings: BenchSettings, precision: str, device: torch.device, mixers: list[MixerSettings]) -> str:
-    machine = {name: value for name, value in environment(device, ROOT).items() if name not in UNHASHED}
     targets = [settings.target, *(class_named(mixer) for mixer in mixers)]
     code = code_of(targets, ["mixers", "model", "timing"])
     if version := resolve(settings.target, Bench).numbers_version:
         code["bench"] = version
     # A yaml from elsewhere is edited as its class is.
     code |= {mixer.name: mixer.options for mixer in mixers if not is_own(class_named(mixer))}
-    return hash_with_code([settings.name, settings.target, settings.options, precision, machine], code)
+    return hash_with_code([settings.name, settings.target, settings.options, precision, machine(device, ROOT)], code)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from tqdm import tqdm
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.stacks import activations
 from attnbench.evals.runners.probe import ProbeJob
-from attnbench.evals.runners.system import UNHASHED
-from attnbench.machine.environment import environment
+from attnbench.machine.environment import machine
 from attnbench.machine.processes import Outcome
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
@@ -186,7 +185,7 @@ def say_why_again(cells: Sequence[Cell]) -> None:
     said: set[str] = set()
     for cell in cells:
         folder = cell.folder
-        now = environment(cell.jobs[0].device, ROOT)
+        now = machine(cell.jobs[0].device, ROOT)
         for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/environment.json")):
             if other.parent == folder or not any(other.parent.glob("results/*.jsonl")):
                 continue
@@ -194,7 +193,7 @@ def say_why_again(cells: Sequence[Cell]) -> None:
                 then = parse_json(read_bounded(other, MAX_JSON_BYTES))
             except (OSError, ValueError):
                 continue
-            names = [name for name in now if name not in UNHASHED and isinstance(then, dict) and name in then]
+            names = [name for name in now if isinstance(then, dict) and name in then]
             changed = [f"{name} {then[name]} is {now[name]} now" for name in names if then[name] != now[name]]
             if changed:
                 said.add("; ".join(changed))

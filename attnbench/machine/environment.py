@@ -18,6 +18,11 @@ from typing import Any
 
 import torch
 
+UNTIMED = ("commit", "dirty", "platform", "python", "cpu_capability")
+"""Entries of an environment that a speed does not depend on, or is compared across: several commits are flagged."""
+LOWERED = "ATEN_CPU_CAPABILITY"
+"""Environment variable that has torch use fewer instructions than the processor has."""
+
 KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
 
 
@@ -45,6 +50,8 @@ def environment(device: torch.device, root: Path) -> dict[str, Any]:
         **{library: _version(library) for library in KERNEL_LIBRARIES},
         "commit": commit,
         "dirty": dirty,
+        # The widest instructions that torch uses: they decide speed, last digits and, of a seed, the initial weights.
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -56,6 +63,18 @@ def environment(device: torch.device, root: Path) -> dict[str, Any]:
             **_driver(device),
         }
     return stamp
+
+
+def machine(device: torch.device, root: Path) -> dict[str, Any]:
+    """Return the entries of `environment` that identify what is timed: the device and the libraries.
+
+    The processor's own instructions follow from its name, so the hashes of timed cells leave them out; they are an
+    entry where `LOWERED` asks for fewer.
+    """
+    stamp = environment(device, root)
+    is_lowered = device.type == "cpu" and LOWERED in os.environ
+    names = {*stamp} - {*UNTIMED} | ({"cpu_capability"} if is_lowered else set())
+    return {name: value for name, value in stamp.items() if name in names}
 
 
 def environment_id(stamp: dict[str, Any]) -> str:

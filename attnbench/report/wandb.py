@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,8 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> No
     mirror = WandbMirror(
         settings,
         root=root,
-        # Two experiments of one plan, in folders of their own, are two runs.
-        run_id=f"{plan}-comparison-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}",
+        run_id=f"{plan}-comparison",
+        folder=folder,
         name=plan,
         group=plan,
         job_type="comparison",

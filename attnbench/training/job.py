@@ -230,6 +230,7 @@ def _mirror(run: Run, is_resumed: bool) -> WandbMirror:
         settings.logger,
         root=beside(settings.outputs_dir),
         run_id=f"{settings.experiment}-{run.folder.name}",
+        folder=run.folder,
         name=run.folder.name,
         group=settings.experiment,
         job_type="train",

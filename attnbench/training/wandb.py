@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,7 +58,9 @@ class WandbMirror:
 
     Args:
         root: the folder that gets the one folder wandb/.
-        run_id: readable, and unique within `root`: an offline copy of the same run that was not uploaded is replaced.
+        run_id: a readable name of the run.
+        folder: the folder that the run mirrors, which alone tells it from every other run: an offline copy of the same
+            folder that was not uploaded is replaced.
         resume: the run goes on from a checkpoint; `replay` then gives the rows that came before.
 
     Attributes:
@@ -76,6 +79,7 @@ class WandbMirror:
         *,
         root: Path,
         run_id: str,
+        folder: Path,
         name: str,
         group: str,
         job_type: str,
@@ -95,7 +99,7 @@ class WandbMirror:
             "entity": settings.entity,
             "project": settings.project,
             "dir": str(root.resolve()),
-            "id": legal_run_id(run_id),
+            "id": legal_run_id(run_id, folder),
             "name": (settings.name or name)[:128],
             "group": group[:128],
             "job_type": job_type[:64],
@@ -201,10 +205,11 @@ def beside(outputs_dir: str) -> Path:
     return Path(outputs_dir).absolute().parent
 
 
-def legal_run_id(text: str) -> str:
-    """Make an id that wandb takes: letters, digits, `_.-`, at most 64 with the end, where the hash is, kept."""
-    legal = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "run"
-    return legal if len(legal) <= 64 else f"{legal[:46].rstrip('-.')}-{legal[-17:].lstrip('-.')}"
+def legal_run_id(text: str, folder: Path) -> str:
+    """Make an id that wandb takes (letters, digits, `_.-`, at most 64): the beginning of a text, and a hash of the
+    folder's whole path, which no other run has."""
+    legal = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:51].strip("-.") or "run"
+    return f"{legal}-{sha256(os.fsencode(folder.resolve())).hexdigest()[:12]}"
 
 
 def choose_mode(settings: LoggerSettings) -> tuple[str, str]:

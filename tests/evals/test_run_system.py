@@ -17,9 +17,9 @@ from small import compose_once, python_path
 from attnbench.comparison import execute as run_model
 from attnbench.comparison.cells import execute, system_cell
 from attnbench.evals.base import SystemEvaluation
-from attnbench.evals.runners import system as run_system
 from attnbench.evals.runners.system import SystemJob
 from attnbench.evals.throughput import Throughput
+from attnbench.machine import environment as environments
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.job import run_jobs
@@ -129,9 +129,19 @@ def test_the_folder_changes_with_all_that_changes_numbers_and_with_nothing_else(
 def test_another_machine_or_library_is_another_folder_and_another_commit_is_not(
     changed, is_another, tmp_path, monkeypatch
 ):
-    before, environment = job(settings(tmp_path)).folder, run_system.environment
-    monkeypatch.setattr(run_system, "environment", lambda *given: {**environment(*given), **changed})
+    before, environment = job(settings(tmp_path)).folder, environments.environment
+    monkeypatch.setattr(environments, "environment", lambda *given: {**environment(*given), **changed})
     assert (job(settings(tmp_path)).folder != before) == is_another
+
+
+def test_two_instruction_sets_are_two_environments_and_timed_apart(tmp_path, monkeypatch):
+    device = torch.device("cpu")
+    folder, stamp = job(settings(tmp_path)).folder, environments.environment(device, ROOT)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    lowered = environments.environment(device, ROOT)
+    assert environments.environment_id(lowered) != environments.environment_id(stamp)
+    assert job(settings(tmp_path)).folder != folder
 
 
 def test_what_does_not_fit_is_rows_and_the_next_length_is_measured(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,12 +19,15 @@ from attnbench.results.rows import COLUMNS
 from attnbench.training.wandb import legal_run_id
 
 
-def test_a_run_id_is_legal_and_keeps_its_hash():
-    assert legal_run_id("demo/softmax tiny:T256") == "demo-softmax-tiny-T256"
-    long = legal_run_id("x" * 100 + "-seed0-1a2b3c4d")
-    assert len(long) <= 64
-    assert long.endswith("-seed0-1a2b3c4d")
-    assert legal_run_id("///") == "run"
+def test_a_run_id_is_legal_and_names_the_folder_of_its_run(tmp_path):
+    assert re.fullmatch("demo-softmax-tiny-T256-[0-9a-f]{12}", legal_run_id("demo/softmax tiny:T256", tmp_path))
+    assert re.fullmatch("run-[0-9a-f]{12}", legal_run_id("///", tmp_path))
+    outputs = (tmp_path / "before", tmp_path / "after")
+    experiments = ("größe", "grüße", "x" * 100 + "-1", "x" * 100 + "-2")
+    folders = [folder / experiment / "softmax-seed0-1a2b3c4d" for folder in outputs for experiment in experiments]
+    ids = {legal_run_id(f"{folder.parent.name}-{folder.name}", folder) for folder in folders}
+    assert len(ids) == len(folders)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in ids)
 
 
 MIRROR = """
@@ -35,7 +39,7 @@ from attnbench.settings.schema import LoggerSettings
 
 def mirror(mode, resume=False):
     settings = LoggerSettings(mode=mode, tags=["study", "tiny"])
-    return mirrors.WandbMirror(settings, root=Path("."), run_id="demo/softmax", name="softmax",
+    return mirrors.WandbMirror(settings, root=Path("."), run_id="demo/softmax", folder=Path("a"), name="softmax",
         group="demo", job_type="train", tags=["tiny"], config={"model": {"dim": 128}}, resume=resume)
 
 def row(step, split="train"):
@@ -99,7 +103,8 @@ print(second.mode, second.notice, sep="\\n")
     assert history[2]["train/loss"] == history[2]["validation/loss"] == 1 / 30
     run = next(record["run"] for record in records if record["type"] == "run")
     assert run["config"]["update"]["model"] == {"dim": 128}
-    assert (run["run_id"], run["run_group"], run["job_type"]) == ("demo-softmax", "demo", "train")
+    assert (run["run_group"], run["job_type"]) == ("demo", "train")
+    assert run["run_id"] == legal_run_id("demo/softmax", tmp_path / "a")
     assert (run["display_name"], run["tags"]) == ("softmax", ["tiny", "study"])
     assert any(record.get("metric", {}).get("step_metric") == "tokens" for record in records)
     assert [record["exit"] for record in records if record["type"] == "exit"] == [{"exit_code": 0}]
@@ -130,6 +135,7 @@ except UserError as error:
 def test_wandb_is_imported_only_where_it_is_used_and_refusals_are_one_line(tmp_path):
     script = """
 import os
+import re
 
 def decided(mode, **environment):
     os.environ.update(environment)

@@ -317,8 +317,8 @@ def test_gradients_that_are_not_finite_leave_everything_untouched(value):
 
 def logging_hook(state: TrainState, folder: Path, num_steps: int, interval: int) -> Logging:
     mirror = WandbMirror(
-        LoggerSettings(mode="none"), root=folder, run_id="r", name="r", group="g", job_type="train", config={},
-        resume=False,
+        LoggerSettings(mode="none"), root=folder, run_id="r", folder=folder, name="r", group="g", job_type="train",
+        config={}, resume=False,
     )  # fmt: skip
     return Logging(
         log=MetricsLog(folder / "metrics.jsonl", resume_step=None),

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.cells import Cell, run_here
-from attnbench.evals.runners.system import UNHASHED
-from attnbench.machine.environment import environment
+from attnbench.machine.environment import machine
 from attnbench.machine.processes import Outcome
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import read_json_lines, replace_file
@@ -72,7 +71,9 @@ class Part:
         """Return why what is timed cannot be measured on this node, or None: one machine, one host, a table."""
         now = machine_of(self.stacks[0][0])
         changed = [
-            f"{name} {then} is {now.get(name)} there" for name, then in self.machine.items() if then != now[name]
+            f"{name} {self.machine.get(name)} is {now.get(name)} there"
+            for name in {**self.machine, **now}
+            if self.machine.get(name) != now.get(name)
         ]
         if changed:
             return f"{node_name()} is not the machine that the plan was made on: {'; '.join(changed)}"
@@ -95,7 +96,7 @@ class Part:
 
 def machine_of(cell: Cell) -> dict[str, Any]:
     """Return what identifies the machine that a timed cell runs on, on this host."""
-    return {name: value for name, value in environment(cell.jobs[0].device, ROOT).items() if name not in UNHASHED}
+    return machine(cell.jobs[0].device, ROOT)
 
 
 def node_name() -> str:

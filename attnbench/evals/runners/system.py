@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.lib.rows import first_metric_without_number, until_out_of_memory
-from attnbench.machine.environment import environment
+from attnbench.machine.environment import machine
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
@@ -24,21 +24,17 @@ from attnbench.training.prepare import Run, resolved_config, row_settings
 
 log = logging.getLogger(__name__)
 
-UNHASHED = ("commit", "dirty", "platform", "python")
-"""Entries of an environment that a speed does not depend on, or is compared across: several commits are flagged."""
-
 
 class SystemJob(Job):
     """A system evaluation of a run's mixer, for a process that has done nothing else."""
 
     def __init__(self, run: Run, settings: EvaluationSettings) -> None:
         self.run, self.settings, given = run, settings, run.settings
-        # The device and the libraries decide what is timed or weighed.
-        machine = {name: value for name, value in environment(run.device, ROOT).items() if name not in UNHASHED}
         code = code_of([settings.target], ["evals", "timing"])
         self.label = f"{settings.name} {run.mixer}"
         self.experiment, self.evaluation = given.experiment, settings.name
-        self.config_hash = hash_with_code([run.config_hash, settings.target, settings.options, machine], code)
+        identity = [run.config_hash, settings.target, settings.options, machine(run.device, ROOT)]
+        self.config_hash = hash_with_code(identity, code)
         words = [settings.name, given.mixer.name, given.model.name, f"T{given.seq_len}", self.config_hash]
         self.folder = Path(given.outputs_dir) / given.experiment / "cells" / "-".join(words)
         self.device, self.rerun = run.device, given.rerun

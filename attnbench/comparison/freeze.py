@@ -1,6 +1,7 @@
 """Freezing of a plan: what it will measure and how it will be judged, in freeze.json before its first score."""
 
 import json
+import logging
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.plan import Comparison
+from attnbench.comparison.search import RATES_IN_FULL
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import source_commit
 from attnbench.results.files import replace_file
@@ -19,6 +21,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.settings.text import read_object
 from attnbench.verdict.family import check_family
+
+log = logging.getLogger(__name__)
 
 FREEZE = "freeze.json"
 
@@ -107,7 +111,13 @@ def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None)
         # Files of before have it, though no text is read, and the embedded one has another length with each Python.
         for variant in then.get("variants", {}).values():
             variant.pop("num_steps", None)
-    difference = _difference(then, json.loads(json.dumps(frozen_content(comparison, claim))))
+    now = json.loads(json.dumps(frozen_content(comparison, claim)))
+    if "rates_in_full" not in then and now.pop("rates_in_full", None) is not None:
+        log.warning(
+            f"{path}: this plan was frozen when a search of a language model's rate trained the best two in full; it "
+            f"now trains {RATES_IN_FULL}, so that it may choose another rate, and the report says so"
+        )
+    difference = _difference(then, now)
     if difference is not None:
         raise UserError(
             f"{path}: {difference}; a plan that was frozen runs as it was, and a changed one under another name with "
@@ -136,6 +146,7 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
         "shared": comparison.shared_by_evaluation(),
         "variants": {name: _resolved(comparison, name) for name in comparison.variants},
         "rates": {search.name: list(search.grid) for search in comparison.all_searches()},
+        **({"rates_in_full": RATES_IN_FULL} if _searches_in_stages(comparison) else {}),
         "protocols": described_protocols(comparison),
         "cells": comparison.cells_to_score(),
         "timed": [cell.label for cell in comparison.timed()],
@@ -152,6 +163,11 @@ def described_protocols(comparison: Comparison) -> dict[str, dict[str, Any]]:
 def _trains_text(comparison: Comparison) -> bool:
     """True where a plan trains language models, and not probes alone."""
     return any(search.evaluation == TRAINING for search in comparison.all_searches())
+
+
+def _searches_in_stages(comparison: Comparison) -> bool:
+    """True where a search of a plan trains all rates for an epoch and some of them in full."""
+    return any(search.first_stage is not None for search in comparison.all_searches())
 
 
 def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:

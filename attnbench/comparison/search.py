@@ -25,8 +25,9 @@ from attnbench.verdict.rates import Choice, rate_sensitivity, rate_window
 MAX_WIDENINGS = 2
 """Rates that are added to a grid whose best is at its edge, one after the other."""
 
-NUM_FINALISTS = 2
-"""Rates of a language model that go on from one epoch of one seed to whole trainings of all search seeds."""
+RATES_IN_FULL = "the best with its neighbours"
+"""Rates of a language model that go on from one epoch of one seed to whole trainings of all search seeds, in the words
+of freeze.json; a file without them was frozen when the best two went on."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -64,7 +65,7 @@ class Search:
     cell: Callable[[float, int, int | None], Cell]
     """The training at a rate and a seed and, of a probe, with the step at which it leaves the search, see `_known`."""
     first_stage: Callable[[float], Cell] | None = None
-    """The cheaper training at a rate that decides which NUM_FINALISTS rates go on; None: all do."""
+    """The cheaper training at a rate, by which rates go on to whole trainings, see `_finalists`; None: all do."""
     corpus: str | None = None
     """The corpus, where the plan has several."""
     source: "Search | None" = None
@@ -136,8 +137,19 @@ class Search:
         return self._best({rate: self._read(cells) for rate, cells in known.items()})
 
     def _finalists(self, known: Mapping[float, Sequence[Cell]]) -> list[float]:
-        """The best rates of the first stage."""
-        return sorted(self._ordered(known)[:NUM_FINALISTS])
+        """List the rates that are trained in full, as far as the finished trainings ask for them.
+
+        These are the best rate of the first stage and its neighbours in the grid. Where the best of the whole trainings
+        is another rate, its neighbours are added, until the best has all of its neighbours beside it.
+        """
+        rates, best, finalists = sorted(known), self._ordered(known)[0], []
+        while True:
+            index = rates.index(best)
+            more = sorted({*finalists, *rates[max(0, index - 1) : index + 2]})
+            full = {rate: self._all_seeds(rate) for rate in more}
+            if more == finalists or not all(cell.is_done() for cells in full.values() for cell in cells):
+                return more
+            finalists, best = more, self._ordered(full)[0]
 
     def _read(self, cells: Sequence[Cell]) -> list[Trial]:
         """Read what the trainings came to.
@@ -274,7 +286,8 @@ def search_of_training(
     num_seeds: int = 1,
     corpus: str | None = None,
 ) -> Search:
-    """The search of a language model: one epoch of one seed for all rates, then the best NUM_FINALISTS in full.
+    """Return the search of a language model: one epoch of one seed for all rates, then the best and its neighbours in
+    full.
 
     Args:
         evaluations: of its checkpoints, where it is scored.
@@ -309,7 +322,7 @@ def search_of_training(
         metric="nats_per_character",
         prepared=TrainingJob(run),
         cell=lambda rate, seed, _: cell(rate, seed),
-        first_stage=first_stage if num_seeds > 1 and len(grid) > NUM_FINALISTS else None,
+        first_stage=first_stage if num_seeds > 1 and len(grid) > 2 else None,
     )
 
 

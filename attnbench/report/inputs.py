@@ -198,6 +198,7 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
             ),
             protocols=protocol.protocols,
             first_scored=protocol.first_scored,
+            rates=protocol.rates,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: not what compare.py freeze=true writes ({type(error).__name__} {error})") from error

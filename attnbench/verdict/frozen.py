@@ -6,6 +6,7 @@ from typing import Any
 
 from attnbench.results.protocol import PROTOCOL, rules
 from attnbench.results.rows import ResultRow, is_search
+from attnbench.verdict.rates import Choice
 
 SIDES = ("first", "second")
 MAX_NAMED = 3
@@ -21,6 +22,7 @@ def frozen_sentence(
     family: Collection[tuple[str, str, str]],
     protocols: Mapping[str, Mapping[str, Any]],
     first_scored: str | None,
+    rates: Iterable[Choice] = (),
 ) -> str:
     """Say if a comparison was frozen before it was scored and is what was frozen, or in what it is not.
 
@@ -30,6 +32,7 @@ def frozen_sentence(
         family: the pairs that are judged now: evaluation, first, second.
         protocols: by evaluation, the rules that the comparison last ran under, see `results.protocol`.
         first_scored: when the first scored or timed cell was begun; None: no cell says.
+        rates: learning rates that were chosen.
 
     Raises:
         KeyError, TypeError, ValueError: `freeze` is not what compare.py writes.
@@ -52,6 +55,7 @@ def frozen_sentence(
         f"{_counted_seeds(more)} {'was' if len(more) == 1 else 'were'} scored and not frozen" if more else "",
         f"{len({*family} ^ pairs)} pairs of its family were changed" if {*family} != pairs else "",
         *_without_scores(freeze, measured),
+        _searched_otherwise(freeze, rates),
         *_other_rules(measured, then),
         *_changed_since(freeze["protocols"]),
     ]
@@ -67,6 +71,20 @@ def _order(frozen: str, first_scored: str | None) -> str:
     if datetime.fromisoformat(first_scored) < datetime.fromisoformat(frozen):
         return f"its first score is of {first_scored}, before that"
     return ""
+
+
+def _searched_otherwise(freeze: Mapping[str, Any], rates: Iterable[Choice]) -> str:
+    """Count the language models whose rate was searched by another rule than was frozen; empty where none was.
+
+    Of a file without `rates_in_full` a search trains two rates in full.
+    """
+    others = [rate for rate in rates if len(rate.scores) > 2 and rate.after_an_epoch]
+    if "rates_in_full" in freeze or not others:
+        return ""
+    return (
+        f"the rates of {len(others)} language models were chosen with the neighbours of the best trained in full, "
+        "where two rates were frozen"
+    )
 
 
 def _without_scores(freeze: Mapping[str, Any], measured: Mapping[str, Sequence[ResultRow]]) -> list[str]:

@@ -27,7 +27,8 @@ from attnbench.results.rows import ALL_SEEDS, is_search
 from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
-from attnbench.verdict.frozen import NOT_FROZEN
+from attnbench.verdict.frozen import NOT_FROZEN, frozen_sentence
+from attnbench.verdict.rates import Choice
 
 OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -222,6 +223,41 @@ def test_of_language_models_they_are(text, tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"variants.plain.num_steps was frozen as 5 and is 6 now"):
         carried_out(settings(text, tmp_path, **given))
+
+
+def test_a_plan_frozen_under_the_former_search_of_language_models_goes_on_and_says_so(text, tmp_path, caplog):
+    # Two epochs of the text, and a grid: the search has two stages.
+    given = {"evaluations": ["perplexity"], "num_search_seeds": 2, "learning_rates": [1e-3, 2e-3, 4e-3]}
+    overrides = [*settings(text, tmp_path, **given).plan.overrides, "train.num_steps=null", "train.num_epochs=2"]
+    given |= {"overrides": overrides, "seeds": [0, 1, 2, 3, 4, 5]}
+    folder = carried_out(settings(text, tmp_path, freeze=True, **given))
+    content = frozen(folder)
+    assert content["rates_in_full"] == "the best with its neighbours"
+    comparison = Comparison(settings(text, tmp_path, **given), compose_once)
+    assert freezing.check_frozen(comparison)
+    assert "frozen when" not in caplog.text
+    del content["rates_in_full"]
+    (folder / "freeze.json").write_text(json.dumps(content))
+    assert freezing.check_frozen(comparison)
+    assert "frozen when a search of a language model's rate trained the best two in full" in caplog.text
+
+
+def test_a_rate_chosen_by_another_search_than_was_frozen_shows():
+    freeze = {"frozen": "2026-01-01T00:00:00+00:00", "commit": None, "family": [], "cells": [], "protocols": {}}
+    freeze |= {"seeds": [], "probe_seeds": [], "control_seeds": []}
+    first = {"variant": "linear", "evaluation": "training", "settings": {}, "grid": [1, 2, 3, 4], "at_edge": False}
+    two, three = (
+        Choice(**first, scores=dict.fromkeys(rates, 1.0), after_an_epoch=dict.fromkeys("1234", 1.0), chosen=2)
+        for rates in ("12", "123")
+    )
+
+    def said(freeze: dict, *rates: Choice) -> str:
+        given = {"family": [], "protocols": {}, "first_scored": "2026-01-02T00:00:00+00:00"}
+        return frozen_sentence(freeze, [], rates=rates, **given)
+
+    assert said(freeze, two).endswith("before the first score.")
+    assert "but the rates of 1 language models were chosen with the neighbours of the best" in said(freeze, two, three)
+    assert said({**freeze, "rates_in_full": "any"}, two, three).endswith("before the first score.")
 
 
 def test_a_rule_that_is_changed_after_freezing_is_refused(frozen_plan, text, monkeypatch):

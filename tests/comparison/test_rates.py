@@ -250,28 +250,62 @@ def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_mo
     assert [len(cell.results) for cell in scored] == [2, 2, 2]
 
 
-def test_of_language_models_two_rates_go_on_from_an_epoch_of_one_seed_to_all_of_three(language_model, tmp_path):
-    settings = replace(language_model.settings, outputs_dir=str(tmp_path))
-    longer = replace(language_model, settings=settings, num_steps=2 * language_model.steps_per_epoch)
-    search = search_of_training(longer, settings.evaluations, GRID, num_seeds=3)
+def in_stages(run: Run, outputs: Path) -> Search:
+    """A search over two epochs with three search seeds, which tries one of them first."""
+    settings = replace(run.settings, outputs_dir=str(outputs))
+    longer = replace(run, settings=settings, num_steps=2 * run.steps_per_epoch)
+    return search_of_training(longer, settings.evaluations, GRID, num_seeds=3)
+
+
+def test_of_language_models_the_best_after_an_epoch_and_its_neighbours_are_trained_in_full(language_model, tmp_path):
+    search = in_stages(language_model, tmp_path)
     stages = rounds(search.cells)
     first = next(stages)
-    assert [cell.jobs[0].run.num_steps for cell in first] == [longer.steps_per_epoch] * len(GRID)
+    assert [cell.jobs[0].run.num_steps for cell in first] == [language_model.steps_per_epoch] * len(GRID)
     assert first[0].label.endswith("lr 0.003, search, one epoch")
-    for cell, nats in zip(first, (2.0, 1.5, 1.6, None), strict=True):
+    # The second best is no neighbour of the best.
+    for cell, nats in zip(first, (2.0, 1.5, 1.7, 1.6), strict=True):
         write(cell, "nats_per_character", nats)
     second = next(stages)
-    assert [cell.rate for cell in second] == [1e-2] * 3 + [3e-2] * 3
-    assert [cell.jobs[0].run.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 2
-    assert {cell.jobs[0].run.num_steps for cell in second} == {longer.num_steps}
-    for cell, nats in zip(second, (1.3, 1.3, 1.4, 1.2, 1.3, 1.2), strict=True):
+    assert [cell.rate for cell in second] == [3e-3] * 3 + [1e-2] * 3 + [3e-2] * 3
+    assert [cell.jobs[0].run.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 3
+    assert {cell.jobs[0].run.num_steps for cell in second} == {search.prepared.run.num_steps}
+    for cell, nats in zip(second, (1.8, 1.8, None, 1.2, 1.3, 1.2, 1.3, 1.3, 1.4), strict=True):
         write(cell, "nats_per_character", nats)
     assert next(stages, None) is None
     found = search.choice()
-    assert (found.chosen, found.at_edge) == (3e-2, False)
-    assert found.scores == pytest.approx({"0.01": 4 / 3, "0.03": 3.7 / 3})
-    assert found.after_an_epoch == {"0.003": 2.0, "0.01": 1.5, "0.03": 1.6, "0.1": None}
+    assert (found.chosen, found.at_edge) == (1e-2, False)
+    assert found.scores == pytest.approx({"0.003": 1.8, "0.01": 3.7 / 3, "0.03": 4 / 3})
+    assert found.after_an_epoch == {"0.003": 2.0, "0.01": 1.5, "0.03": 1.7, "0.1": 1.6}
     assert found.solved == found.steps == {}
+
+
+@pytest.mark.parametrize(
+    ("after_an_epoch", "in_full", "stages", "chosen", "at_edge"),
+    [
+        # The best in full is the largest of the three: its other neighbour follows, and is worse.
+        ((2.0, 1.5, 1.6, 1.9), (1.9, 1.4, 1.3, 1.5), [{3e-3, 1e-2, 3e-2}, {1e-1}], 3e-2, False),
+        # Or better, and then the best is at the edge of the grid.
+        ((2.0, 1.5, 1.6, 1.9), (1.9, 1.4, 1.3, 1.2), [{3e-3, 1e-2, 3e-2}, {1e-1}], 1e-1, True),
+        # Failed seeds ask for smaller rates.
+        ((1.9, 1.6, 1.5, 1.6), (1.3, None, None, None), [{1e-2, 3e-2, 1e-1}, {3e-3}], 3e-3, True),
+    ],
+)
+def test_of_language_models_the_best_in_full_has_both_neighbours_in_full(
+    after_an_epoch, in_full, stages, chosen, at_edge, language_model, tmp_path
+):
+    search = in_stages(language_model, tmp_path)
+    asked = []
+    for cells in rounds(search.cells):
+        asked.append({cell.rate for cell in cells})
+        for cell in cells:
+            is_first = cell.jobs[0].run.num_steps == language_model.steps_per_epoch
+            scores = after_an_epoch if is_first else in_full
+            write(cell, "nats_per_character", scores[GRID.index(cell.rate)])
+    assert asked == [{*GRID}, *stages]
+    found = search.choice()
+    assert (found.chosen, found.at_edge) == (chosen, at_edge)
+    assert {float(rate) for rate in found.scores} == set().union(*stages)
 
 
 def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):

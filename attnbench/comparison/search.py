@@ -14,6 +14,7 @@ from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob, trained_label
 from attnbench.results.corpora import on_corpus
 from attnbench.results.files import read_once
+from attnbench.results.numbers import reaches, without_rounding
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
@@ -239,7 +240,8 @@ def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[
 
     def key(rate: float) -> tuple[float, ...]:
         group = trials[rate]
-        return -num_solved(group), mean_steps(group, budget), -fmean(trial.score or 0.0 for trial in group), rate
+        mean = fmean(trial.score or 0.0 for trial in group)
+        return -num_solved(group), mean_steps(group, budget), -without_rounding(mean), rate
 
     return sorted(trials, key=key)
 
@@ -255,7 +257,7 @@ def best_of_training(trials: Mapping[float, Sequence[Trial]]) -> list[float]:
 
 def num_solved(trials: Sequence[Trial]) -> int:
     """Count the seeds that reached 0.95 and ended there."""
-    return sum(trial.steps is not None and (trial.score or 0.0) >= SOLVED for trial in trials)
+    return sum(trial.steps is not None and reaches(trial.score or 0.0, SOLVED) for trial in trials)
 
 
 def mean_steps(trials: Sequence[Trial], budget: int) -> float:

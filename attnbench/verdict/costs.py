@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import reaches, without_rounding
 from attnbench.verdict.axes import is_chance
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
@@ -102,7 +103,7 @@ def frontier(points: Sequence[Priced], primary: Primary) -> list[Priced]:
     kept: list[Priced] = []
     levels = (value for name, value in points[0].score.settings.items() if is_chance(name))
     chance = max(levels, default=0.0)
-    for point in sorted(points, key=lambda point: (point.price, -point.value)):
-        if point.value > (kept[-1].value if kept else chance) + primary.margin:
+    for point in sorted(points, key=lambda point: (point.price, -without_rounding(point.value))):
+        if not reaches((kept[-1].value if kept else chance) + primary.margin, point.value):
             kept.append(point)
     return kept

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnbench.results.numbers import ROUNDING, reaches
 from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power
 from attnbench.verdict.statistics import SIGN_FLIP, subset_sums
 
@@ -45,8 +46,8 @@ def judge(estimate: Estimate, limits: Limits, *, outside: bool = False) -> str:
         outside: the claim is that the figure lies beyond the limits, on either side.
     """
     least, most = limits
-    within = least <= estimate.low and estimate.high <= most
-    beyond = estimate.high < least or estimate.low > most
+    within = reaches(estimate.low, least) and reaches(most, estimate.high)
+    beyond = not reaches(estimate.high, least) or not reaches(most, estimate.low)
     holds, fails = (beyond, within) if outside else (within, beyond)
     return PASS if holds else FAIL if fails else UNDECIDED
 
@@ -61,7 +62,7 @@ def judge_all(verdicts: Sequence[str]) -> str:
 
 def share_of_seeds(scores: Sequence[float], threshold: float) -> Estimate:
     """Share of seeds whose score reaches a threshold, with Clopper and Pearson's bounds."""
-    num, count = len(scores), sum(score >= threshold for score in scores)
+    num, count = len(scores), sum(reaches(score, threshold) for score in scores)
     low, high = _share_bounds(count, num)
     return Estimate(value=count / num, low=low, high=high, num_seeds=num)
 
@@ -118,7 +119,10 @@ def capacity_correlation(
     values = np.array([[scores[name][load] for load in loads] for name in names], dtype=float)
 
     def correlation(means: np.ndarray) -> float:
-        held = [max((load for load, ok in zip(loads, row, strict=True) if ok), default=0) for row in means >= threshold]
+        held = [
+            max((load for load, ok in zip(loads, row, strict=True) if ok), default=0)
+            for row in means >= threshold - ROUNDING
+        ]
         # Models that all hold as much say nothing about size.
         constant = len(set(held)) == 1
         return 0.0 if constant else float(spearmanr([sizes[name] for name in names], held)[0])  # pyright: ignore[reportArgumentType]
@@ -173,9 +177,9 @@ def _decades(places: np.ndarray, means: np.ndarray, threshold: float) -> float:
     total = 0.0
     for index in range(len(places) - 1):
         (left, right), width = means[index : index + 2], places[index + 1] - places[index]
-        if min(left, right) >= threshold:
+        if reaches(min(left, right), threshold):
             total += width
-        elif max(left, right) >= threshold:
+        elif reaches(max(left, right), threshold):
             total += width * (max(left, right) - threshold) / abs(right - left)
     return float(total)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import reaches
 from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.family import Pair, fewest_seeds
@@ -52,7 +53,9 @@ class Verdict:
     def exceeds_margin(self) -> bool:
         """True where the whole interval lies beyond the margin."""
         margin = self.pair.primary.margin
-        return self.low is not None and self.high is not None and (self.low > margin or self.high < -margin)
+        if self.low is None or self.high is None:
+            return False
+        return not (reaches(margin, self.low) and reaches(self.high, -margin))
 
     @property
     def seeds_needed(self) -> int | None:

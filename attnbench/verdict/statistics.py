@@ -21,6 +21,7 @@ from attnbench.verdict.power import (
     MAX_DRAWN,
     MAX_SEEDS,
     POWER,
+    TIE,
     difference_power,
     equivalence_power,
     flips_power,
@@ -245,6 +246,8 @@ class SignFlip(PairedTest):
         means = np.sort(sums[1:] / sizes[1:])
         rank = self._rank(1 - level, min(len(differences), MAX_EXACT))
         low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
+        # An end of 0 but for rounding is 0, which the test does not reject.
+        low, high = (0.0 if abs(end) <= self._near(differences) else end for end in (low, high))
         mean = _mean(differences)
         wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
         # A difference of which most seeds have less than one item is found without being known to an item.
@@ -257,11 +260,15 @@ class SignFlip(PairedTest):
         # Rounding apart, so that an end which the test rejects at exactly this level is outside.
         return math.floor(alpha / 2 * 2**num * (1 + 1e-12))
 
+    def _near(self, values: Sequence[float]) -> float:
+        """Return the distance within which a mean of these values equals another but for rounding."""
+        return TIE * max(map(abs, values))
+
     def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
         """Return the p-values against a centre below, and above, the given one."""
         sums, sizes = subset_sums(differences)
         # A mean that equals the centre but for the last bits counts on both sides.
-        near = 1e-12 * max(abs(centre), *map(abs, differences))
+        near = self._near([centre, *differences])
         below = np.count_nonzero(sums <= (centre + near) * sizes)
         above = np.count_nonzero(sums >= (centre - near) * sizes)
         return float(below / len(sums)), float(above / len(sums))

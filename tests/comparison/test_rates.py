@@ -91,7 +91,8 @@ SOLVED_SOON, SOLVED_LATE, UNSOLVED, FELL_BACK, FAILED = (1.0, 200), (0.97, 900),
         ([(0.5, None)] * 3, [UNSOLVED, UNSOLVED, FAILED], 3e-2),
         # One that passed 0.95 and did not stay there is not solved.
         ([UNSOLVED, SOLVED_LATE, SOLVED_LATE], [FELL_BACK] * 3, 1e-2),
-        # And the smaller of equals.
+        # And the smaller of equals, rounding apart.
+        ([(0.3, None)] * 3, [(0.1 + 0.2, None)] * 3, 1e-2),
         ([SOLVED_SOON] * 3, [SOLVED_SOON] * 3, 1e-2),
         ([FAILED] * 3, [FAILED] * 3, 1e-2),
     ],

@@ -141,6 +141,9 @@ def test_the_share_of_the_steps_in_which_accuracy_rises_is_a_row_where_checks_ar
         ([0.1] * 20 + [0.1, 0.1, 0.99], 700, 875),
         # At 0.95 after twice the steps that took.
         ([0.1] * 3 + [0.95], 80, 260),
+        # A mean of accuracies that is 0.95 or 0.99 but for rounding is.
+        ([0.1] * 3 + [0.95 - 1e-16], 80, 260),
+        ([0.1] * 4 + [0.99 - 1e-16], 100, 200),
         # Near the end of the budget the line has begun, and is not begun anew.
         ([0.1] * 24 + [0.99], 900, 1000),
         ([0.1], None, 1000),

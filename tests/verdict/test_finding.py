@@ -13,6 +13,7 @@ from attnbench.verdict.finding import (
     PASS,
     REACHES,
     UNDECIDED,
+    Estimate,
     capacity_correlation,
     difference,
     judge,
@@ -43,6 +44,22 @@ def test_the_bounds_of_a_share_are_those_of_clopper_and_pearson():
 )  # fmt: skip
 def test_a_share_is_judged_by_the_bound_of_the_stated_side(count, limits, verdict):
     assert judge(shares(count), limits) == verdict
+
+
+def test_a_bound_that_equals_a_limit_but_for_rounding_lies_inside_it():
+    found = difference([0.1, 0.2, 0.3] * 4, [0.0] * 12)
+    at_limit = Estimate(value=0.2, low=1.0 - 0.9, high=0.1 + 0.2, num_seeds=12)
+    assert at_limit.low < 0.1 < 0.3 < at_limit.high
+    assert judge(at_limit, (0.1, 0.3)) == PASS
+    assert judge(at_limit, (0.3, math.inf)) == judge(at_limit, (-math.inf, 0.1)) == UNDECIDED
+    assert judge(found, (found.low + 1e-12, found.high - 1e-12)) == PASS
+    # A seed of exactly the threshold reaches it, and so do the means of a rate and of a load.
+    below = 0.95 - 1e-16
+    assert below < 0.95
+    assert share_of_seeds([below] * 4, 0.95).value == 1
+    assert window({1e-3: [below] * 3, 1e-2: [below] * 3}, 0.95).value == pytest.approx(1)
+    held = {name: {8: [below if has else 0.0] * 4} for name, has in (("a", 0), ("b", 1), ("c", 1))}
+    assert capacity_correlation(held, {"a": 1, "b": 2, "c": 3}, 0.95).value > 0.8
 
 
 def test_a_difference_has_the_bounds_that_its_permutation_test_does_not_reject():
@@ -101,8 +118,8 @@ def test_undecided_names_the_seeds_that_would_decide():
     assert 10 < needed <= 40
     assert seeds_needed(shares(14, 20), AT_LEAST, is_share=True) is None
     found = difference([0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.42, 0.44, 0.5, 0.6], [0.0] * 10)
-    assert judge(found, (0.4, math.inf)) == UNDECIDED
-    needed = seeds_needed(found, (0.4, math.inf), is_share=False)
+    assert judge(found, (0.405, math.inf)) == UNDECIDED
+    needed = seeds_needed(found, (0.405, math.inf), is_share=False)
     assert needed is not None
     assert 10 < needed <= 30
 

@@ -84,6 +84,14 @@ def test_equal_variants_are_equivalent_where_the_seeds_suffice():
     assert "by less than matters" in words.verdict_sentence(barely)
 
 
+def test_an_interval_that_ends_at_the_margin_but_for_rounding_is_not_beyond_it():
+    at_margin = one(pair([0.99 - 0.98] * 12))
+    assert at_margin.pair.differences[0] > ACCURACY.margin
+    assert not dataclasses.replace(at_margin, low=0.99 - 0.98, high=0.02).exceeds_margin
+    assert not dataclasses.replace(at_margin, low=-0.02, high=0.98 - 0.99).exceeds_margin
+    assert dataclasses.replace(at_margin, low=0.0101, high=0.02).exceeds_margin
+
+
 def test_a_sentence_gives_the_better_ones_score_less_the_others_and_a_perplexity_against_the_reference():
     worse = one(pair([-0.3 + 0.001 * seed for seed in range(10)]))
     assert worse.winner == "b"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from simulate_verdicts import NATS, simulate
 
+from attnbench.verdict.power import NUM_DRAWS
 from attnbench.verdict.statistics import (
     MCNEMAR,
     SIGN_FLIP,
@@ -160,6 +161,24 @@ def test_seeds_are_named_by_the_test_that_they_are_for():
     assert MCNEMAR.seeds_needed(0.0, 0.01, 0.01, **ties) is None
     assert MCNEMAR.equivalence_power(0.0, 1e-9, 0.01, 0.05, 299) > 0.99
     assert MCNEMAR.equivalence_power(0.0, 1e-9, 0.01, 0.05, 298) == 0.0
+
+
+def test_the_power_of_sign_flips_counts_a_mean_of_zero_as_their_test_does():
+    # Half of the draws have subsets whose mean is 0, which the test does not reject, whatever the last bits say.
+    seen, num, alpha = [0.3, 0.2, 0.1, -0.1, 0.4, 0.3], 8, 0.05
+    effect, spread = float(np.mean(seen)), float(np.std(seen, ddof=1))
+    draws = np.random.default_rng(0).choice(seen, (num, NUM_DRAWS)).T.tolist()
+    found = [SIGN_FLIP.p_value(draw, resolution=0.0) <= alpha and math.fsum(draw) > 0 for draw in draws]
+    assert SIGN_FLIP.power(effect, spread, alpha, num, seen) == np.mean(found)
+
+
+def test_an_interval_that_ends_at_zero_but_for_rounding_holds_it():
+    differences, level = [0.1, 0.2, -0.3, 0.4, 0.5, 0.6], 1 - 8 / 64
+    assert 0 < 0.1 + 0.2 - 0.3 < 1e-15
+    assert SIGN_FLIP.p_value(differences, resolution=0) == 10 / 64
+    assert SIGN_FLIP.interval(differences, level, resolution=0) == (0.0, 0.5)
+    opposite = [-value for value in differences]
+    assert SIGN_FLIP.interval(opposite, level, resolution=0) == (-0.5, 0.0)
 
 
 def test_power_of_shares_is_that_of_their_test():

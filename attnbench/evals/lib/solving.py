@@ -7,6 +7,7 @@ reached the threshold, and the accuracy of whose test data passes it in the end.
 
 from collections.abc import Iterable
 
+from attnbench.results.numbers import reaches
 from attnbench.training.checkpoint import TrainState
 
 SOLVED = 0.95
@@ -53,18 +54,18 @@ def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
     low, high = RISE
     begun = None
     for step, selection in selections:
-        begun = step if begun is None and selection >= low else begun
-        if begun is not None and selection >= high:
+        begun = step if begun is None and reaches(selection, low) else begun
+        if begun is not None and reaches(selection, high):
             return (step - begun) / step
     return None
 
 
 def is_over(state: TrainState, selection: float) -> bool:
     """Keep in `state` what a check showed, and tell if the training has done its work."""
-    if selection < SOLVED:
+    if not reaches(selection, SOLVED):
         state.passed_step = None
     elif state.passed_step is None:
         state.passed_step = state.step
     elif state.reached_step is None:
         state.reached_step = state.passed_step
-    return selection >= MASTERED or (state.reached_step is not None and state.step >= 2 * state.reached_step)
+    return reaches(selection, MASTERED) or (state.reached_step is not None and state.step >= 2 * state.reached_step)

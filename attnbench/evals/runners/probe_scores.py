@@ -12,6 +12,7 @@ from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.solving import RISE, SOLVED, rise_share
 from attnbench.machine.precision import computing
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import reaches
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training.checkpoint import TrainState
@@ -81,7 +82,7 @@ class ProbeScores:
             [row] = without_numbers({"solved": ""}, SHARE, "unsupported", "no score of test data is the primary metric")
             return row
         value = max(taken, key=lambda score: primary.hardness(score.settings)).value
-        is_solved = state.reached_step is not None and value is not None and value >= SOLVED
+        is_solved = state.reached_step is not None and value is not None and reaches(value, SOLVED)
         return Measurement(metric="solved", value=int(is_solved), unit="", settings=SHARE)
 
     def _times(self, state: TrainState) -> Iterator[Measurement]:

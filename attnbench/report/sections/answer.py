@@ -170,6 +170,5 @@ def _longest(figures: Sequence[Figure], axis: str) -> list[Figure]:
 
 
 def _values(figures: Sequence[Figure], *, descending: bool) -> str:
-    sign = -1 if descending else 1
-    ordered = sorted(figures, key=lambda figure: (figure.mean is None, sign * (figure.mean or 0)))
+    ordered = words.by_mean(figures, descending=descending)
     return ", ".join(f"{figure.label} {words.outcome(figure)}" for figure in ordered)

@@ -6,7 +6,7 @@ from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import Datum
 from attnbench.report.charts.vega import draw_bounds
 from attnbench.report.sections import words
-from attnbench.results.numbers import percent_of_nats
+from attnbench.results.numbers import percent_of_nats, without_rounding
 from attnbench.verdict.ranking import Verdict, common_reference
 
 FEWEST = 3
@@ -39,7 +39,7 @@ def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
     primary, evaluation = verdicts[0].pair.primary, verdicts[0].pair.evaluation
     is_nats = primary.kind == "nats"
     # The best first.
-    ordered = sorted(verdicts, key=lambda it: (it.difference or 0.0) * (1 if is_nats else -1))
+    ordered = sorted(verdicts, key=lambda it: without_rounding(it.difference or 0.0) * (1 if is_nats else -1))
     metric = "perplexity" if is_nats else words.metric_name(primary.metric)
     title = f"{words.heading(evaluation)}: {metric} less {reference}’s{', %' if is_nats else ''}"
     description = " ".join(words.verdict_sentence(verdict) for verdict in ordered)

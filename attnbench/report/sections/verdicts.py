@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from attnbench.report.sections import words
+from attnbench.results.numbers import without_rounding
 from attnbench.verdict.ranking import Verdict, common_reference
 
 MANY = 6
@@ -55,7 +56,7 @@ def _are(verdicts: Sequence[Verdict]) -> str:
 
 def _in_order(verdicts: Sequence[Verdict]) -> str:
     """List the variants beside the reference with their differences, the largest first."""
-    ordered = sorted(verdicts, key=lambda it: -abs(it.difference or 0.0))
+    ordered = sorted(verdicts, key=lambda it: -abs(without_rounding(it.difference or 0.0)))
     return ", ".join(f"{it.pair.first} {words.difference(it)}" for it in ordered)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnbench.results.corpora import on_corpus, split_name, units_of
 from attnbench.results.metrics import Primary
-from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats
+from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats, without_rounding
 from attnbench.results.rows import TRAINING, Identity
 from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import PER_RUN, is_chance
@@ -210,7 +210,7 @@ def noise_sentence(noise: Noise) -> str:
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:
     """Write one sentence on a metric that nobody ranks, such as a timing."""
     taken = [figure for figure in figures if column.takes(figure)]
-    ordered = _by_mean(taken, descending=column.higher_is_better is not False)
+    ordered = by_mean(taken, descending=column.higher_is_better is not False)
     shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
     return f"{_opening(column.settings)}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
 
@@ -235,7 +235,7 @@ def _unusual(settings: dict[str, Any]) -> str:
     return where({name: value for name, value in settings.items() if usual.get(name) != value})
 
 
-def _by_mean(figures: Sequence[Figure], *, descending: bool) -> list[Figure]:
-    """Sort figures with a number in order, the others behind them."""
+def by_mean(figures: Sequence[Figure], *, descending: bool) -> list[Figure]:
+    """Sort figures by their means; equal means keep their order, and figures without a number come last."""
     sign = -1 if descending else 1
-    return sorted(figures, key=lambda figure: (figure.mean is None, sign * (figure.mean or 0)))
+    return sorted(figures, key=lambda figure: (figure.mean is None, sign * without_rounding(figure.mean or 0)))

@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 from attnbench.settings.registry import TRUSTED, trust
@@ -32,7 +34,7 @@ class Child:
         arguments = (serve, theirs, frozenset(TRUSTED), given)
         self.process: BaseProcess = context.Process(target=_begin, args=arguments, daemon=daemon)
         # In its environment from the beginning: what it loads may ask CUDA for devices before any line of ours runs.
-        with _environment_variable(VISIBLE_GPUS, gpu):
+        with _environment_variable(VISIBLE_GPUS, gpu), _without_the_program():
             self.process.start()
         theirs.close()
 
@@ -88,6 +90,24 @@ def _environment_variable(name: str, value: str | None) -> Iterator[None]:
             del os.environ[name]
             if before is not None:
                 os.environ[name] = before
+
+
+@contextmanager
+def _without_the_program() -> Iterator[None]:
+    """Hide the program of this process from a child that starts inside, unless a trusted class is defined in it.
+
+    multiprocessing would have the child run the program's file first. A program without a main guard would start
+    itself again, and one from standard input has no file.
+    """
+    program = sys.modules["__main__"]
+    if any(name.startswith("__main__.") for name in TRUSTED):
+        yield
+        return
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
 
 def _begin(serve: Callable[..., None], connection: Connection, trusted: frozenset[str], given: tuple[Any, ...]) -> None:

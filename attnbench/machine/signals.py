@@ -90,7 +90,12 @@ def lasting_streams() -> Iterator[None]:
 
 
 def heard() -> list[signal.Signals]:
-    """Return those of SIGNALS that mean a stop to this process: not the closed terminal that `nohup` has it ignore."""
+    """Return those of SIGNALS that mean a stop here: not the closed terminal that `nohup` has the process ignore.
+
+    None in a thread other than the main one: Python handles signals there alone, and lets no other set a handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
     return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -99,12 +104,9 @@ def interruptible(message: str) -> Iterator[None]:
     """Raise `Interrupted` with this message at a signal inside, and again at the end where a library lost it.
 
     A library that was in the middle of something, loading tensors or itself, may turn any exception into another error,
-    or lose it; its result is not to be trusted then. In a thread other than the main one, which
-    gets no signals, nothing changes.
+    or lose it; its result is not to be trusted then. In a thread
+    other than the main one nothing changes, see `heard`.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
 
     def stop(number: int, frame: Any) -> None:

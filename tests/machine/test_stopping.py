@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,6 +98,12 @@ def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeyp
     assert not (run_folder / "failed.txt").exists()
     assert run(settings) == run_folder
     assert [row["step"] for row in read_metrics(run_folder / "metrics.jsonl") if "loss" in row] == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_training_outside_of_the_main_thread_needs_no_signals(folder):
+    settings = compose_once(words(folder, outputs="thread"))
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(run, settings).result() == prepare(settings).folder
 
 
 def test_deleting_the_folder_that_a_damaged_lone_state_names_lets_the_command_go_on(folder, monkeypatch):

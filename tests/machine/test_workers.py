@@ -289,3 +289,42 @@ def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(number
         assert printed.splitlines()[-1] == "stopped"
         assert (tmp_path / "saved").exists()
     wait_for(lambda: not any(is_running(int(path.name[4:])) for path in tmp_path.glob("pid-*")), seconds=2)
+
+
+PROGRAM = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from attnbench.machine.processes import run_in_processes
+from worker_acts import act
+
+with closing(run_in_processes(act, [("wait", "0")], num_workers=1, log=Path(sys.argv[1], "output.log"))) as outcomes:
+    print([outcome.error for outcome in outcomes])
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_program_without_a_main_guard_or_a_file_has_workers_too(is_file, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program) if is_file else "-", str(tmp_path)],
+        input="" if is_file else PROGRAM,
+        env=python_path(ROOT, ROOT / "tests"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("[None]\n", "")
+
+
+def test_a_trusted_class_of_the_program_is_found_in_its_workers(tmp_path):
+    program = tmp_path / "program.py"
+    lines = PROGRAM.replace('"wait", "0"', '"resolve", "__main__.Mine"').strip().split("\n")
+    head = ["from attnbench.settings.registry import trust", *lines[:5], "class Mine: ...", "trust(['__main__.Mine'])"]
+    guarded = ["if __name__ == '__main__':", *(f"    {line}" for line in lines[5:])]
+    program.write_text("\n".join([*head, *guarded]))
+    command = [sys.executable, str(program), str(tmp_path)]
+    environment = python_path(ROOT, ROOT / "tests")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[None]\n", "")

@@ -1,8 +1,8 @@
 """Settings composed from overrides, checked like those of a command line."""
 
 import re
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import hydra
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 from yaml import YAMLError
 
 from attnbench.cli.mistakes import explain
@@ -29,7 +31,8 @@ def compose(
 ) -> RunSettings:
     """Return the settings that a command line with these overrides gives, checked in the same way.
 
-    Inside a job the yamls are those of the job's command line, its --config-dir included.
+    In a job of attnbench's own scripts the yamls are those of its command line, its --config-dir included. A program
+    that uses Hydra itself keeps its own configuration.
 
     Args:
         config_dir: the command line's --config-dir, a folder of yamls; the classes that they name are then trusted.
@@ -43,11 +46,11 @@ def compose(
         if len(word) > MAX_WORD_CHARACTERS:
             raise UserError(f"{word}: longer than the {MAX_WORD_CHARACTERS} characters of a word; put it into a yaml")
     overrides = prepared_words(overrides)
-    keep_environment_out()
-    in_job = GlobalHydra.instance().is_initialized()
+    in_job = _in_own_job()
     if in_job and config_dir is not None:
         raise UserError(f"config_dir={config_dir}: inside a job the command line's --config-dir is what counts")
-    with nullcontext() if in_job else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+    with nullcontext() if in_job else _own_hydra():
+        keep_environment_out()
         if config_dir is not None:
             _search_first(Path(config_dir).expanduser())
         try:
@@ -55,6 +58,31 @@ def compose(
             return read_settings(config, config.hydra)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
             raise UserError(explain(error, overrides)) from error
+
+
+def _in_own_job() -> bool:
+    """True where Hydra has been started with the yamls of conf/, and not by a program with yamls of its own."""
+    hydra_here = GlobalHydra.instance()
+    return hydra_here.is_initialized() and any(
+        (source.provider, source.path) == ("main", f"file://{CONF}")
+        for source in hydra_here.config_loader().get_search_path().get_path()
+    )
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Start Hydra with the yamls of conf/; afterwards restore the program's own Hydra and its access to variables."""
+    program, base = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        if program is not None and base is not None:
+            GlobalHydra.instance().clear()
+            GlobalHydra.instance().initialize(program)
+            VersionBase.instance().setbase(base)
 
 
 def _search_first(folder: Path) -> None:

@@ -8,9 +8,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -72,8 +73,7 @@ def launch(
         try:
             _launch(main, config_name, None, read, together)
         except SystemExit as end:
-            # Python's own parser of options ends with 2.
-            if end.code in (1, 2):
+            if end.code == 1:
                 # Most errors are those of all ranks, and torchrun ends the others once one has ended.
                 time.sleep(RANK_0_SECONDS)
             raise
@@ -108,7 +108,7 @@ def _launch(
                     "and plan.devices=all of compare.py gives each a share of the cells"
                 )
             _refuse_rerun(sys.argv[1:])
-            sys.argv[1:] = prepared_words(sys.argv[1:])
+            sys.argv[1:] = prepared_words(_options_first(sys.argv[1:]))
             job()
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)
@@ -161,6 +161,26 @@ def _errors_of_hydra_raised() -> Iterator[None]:
         del os.environ[FULL_ERROR]
         if before is not None:
             os.environ[FULL_ERROR] = before
+
+
+def _options_first(words: Sequence[str]) -> list[str]:
+    """Return a command line with its options before its overrides: Hydra refuses overrides on both sides of one.
+
+    Raises:
+        UserError: an unknown option.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"{message}; NAME=VALUE gives a setting, and --help lists settings")
+
+    parser = get_args_parser()
+    # argparse would print eight lines and end the process.
+    parser.error = refuse
+    overrides = parser.parse_intermixed_args(words).overrides
+    options = list(words)
+    for word in overrides:
+        options.remove(word)
+    return [*options, *overrides]
 
 
 def _refuse_rerun(words: Sequence[str]) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from attnbench.cli.help import scripts_with
-from attnbench.settings.check import read
+from attnbench.settings.check import read, setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 
@@ -26,11 +27,30 @@ def plain(config: DictConfig, hydra_config: Any) -> dict[str, Any]:
     for override in hydra_config.overrides.task:
         if override.startswith("~"):
             raise UserError(f"{override}: a setting cannot be deleted; null or another value turns it off")
+    _refuse_unused(hydra_config)
     trust(_outside_classes(hydra_config))
     # The hydra node is left out before resolving: some of its values exist only inside a job.
     names = [str(name) for name in config if name != "hydra"]
     values: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True, throw_on_missing=True)
     return values
+
+
+def _refuse_unused(hydra_config: Any) -> None:
+    """Raise UserError for settings of a sweep that Hydra ignores here: one job would run where several were asked for.
+
+    Hydra reads the sweep of a yaml before it knows the yamls that the sweep itself chooses, and only with -m.
+    """
+    given = {setting_of(word) for word in hydra_config.overrides.task}
+    swept = OmegaConf.select(hydra_config, "sweeper.params") or {}
+    unused = [f"{name}={value}" for name, value in swept.items() if setting_of(name) not in given]
+    if unused:
+        raise UserError(
+            f"hydra.sweeper.params: {' '.join(unused)}: Hydra ignores this sweep of a yaml; a command with -m that "
+            f"chooses this yaml alone runs it, and {setting_of(unused[0])}=VALUE on the command line replaces it"
+        )
+    launcher = hydra_config.runtime.choices.get("hydra/launcher")
+    if hydra_config.mode == RunMode.RUN and launcher not in (None, "basic"):
+        raise UserError(f"hydra/launcher={launcher}: starts the jobs of a sweep only; add -m behind the script")
 
 
 def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:

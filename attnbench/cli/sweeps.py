@@ -49,10 +49,12 @@ class SweepOutcomes(Callback):
 
     def __init__(self) -> None:
         self.folder: str | None = None
+        self.launcher: str | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Make the folder, on the disk of the outputs; refuse a device that nobody chose."""
         words, launcher = config.hydra.overrides.task, config.hydra.runtime.choices["hydra/launcher"]
+        self.launcher = launcher
         if launcher in SUBMITIT and ranks_here() != ALONE:
             print(
                 f"error: hydra/launcher={launcher}: torchrun's processes run a sweep's jobs one after another; leave "
@@ -78,6 +80,17 @@ class SweepOutcomes(Callback):
                 self.folder = os.environ[self.VARIABLE] = mkdtemp(prefix=".sweep-", dir=folder)
                 # For as long as this process lives, so that no other sweep takes the folder for one left behind.
                 _try_to_hold(os.open(self.folder, os.O_RDONLY))
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Refuse a launcher that one job's yaml names: the sweep has been started by another."""
+        launcher = config.hydra.runtime.choices["hydra/launcher"]
+        if self.launcher not in (None, launcher):
+            print(
+                f"error: hydra/launcher={launcher}: named by a yaml that the sweep chooses, where Hydra ignores it; "
+                "name it on the command line",
+                file=sys.stderr,
+            )
+            raise SystemExit(1)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Write a job's outcome, in the process that ran it."""

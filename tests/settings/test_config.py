@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 from mixer_building import mixer_names
 from omegaconf import OmegaConf
 from scripts_here import run_here
@@ -256,6 +259,66 @@ def test_what_killed_sweeps_left_is_removed_by_the_next_and_nothing_else(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("content", "words", "told"),
+    [
+        (
+            "hydra: {sweeper: {params: {seed: '0,1'}}}",
+            ["-m", "experiment=mine,demo"],
+            "hydra.sweeper.params: seed=0,1: ",
+        ),
+        ("hydra: {sweeper: {params: {seed: '0,1'}}}", ["experiment=mine"], "hydra.sweeper.params: seed=0,1: "),
+        (
+            "{defaults: [{override /hydra/launcher: submitit_local}]}",
+            ["-m", "experiment=demo,mine"],
+            "hydra/launcher=submitit_local: named by a yaml that the sweep chooses",
+        ),
+        (
+            "{}",
+            ["experiment=demo", "hydra/launcher=submitit_local"],
+            "hydra/launcher=submitit_local: starts the jobs of",
+        ),
+    ],
+)
+def test_settings_of_a_sweep_that_hydra_ignores_are_an_error(content, words, told, tmp_path) -> None:
+    if "launcher" in told:
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}\n")
+    # The other job of a sweep ends before it has trained.
+    given = [*words, "device=cpu", "data=text", "data.path=/nowhere", f"outputs_dir={tmp_path}", "logger=none"]
+    code, _, errors = run_here("train.py", "--config-dir", str(tmp_path / "conf"), *given)
+    assert code == 1
+    assert f"error: {told}" in errors
+
+
+@pytest.mark.parametrize("words", [["attn=nope", "-m", "seed=1,2"], ["seed=1", "--config-dir", ".", "attn=nope"]])
+def test_options_may_stand_between_settings(words, tmp_path) -> None:
+    code, _, errors = run_here("train.py", *words, f"outputs_dir={tmp_path}", cwd=tmp_path)
+    assert code == 1
+    assert errors.startswith("error: attn=nope: unknown; there is ")
+
+
+def test_an_unknown_option_is_one_line() -> None:
+    code, _, errors = run_here("train.py", "attn=linear", "--seed=1")
+    assert code == 1
+    assert errors.startswith("error: unrecognized arguments: --seed=1; NAME=VALUE gives a setting")
+    assert errors.count("\n") == 1
+
+
+def test_a_sweep_of_one_yaml_runs_all_its_jobs(tmp_path, monkeypatch) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nhydra: {sweeper: {params: {seed: '0,1'}}}\n"
+    )
+    monkeypatch.setattr("attnbench.comparison.execute.run", lambda settings: tmp_path / f"seed{settings.seed}")
+    monkeypatch.setattr("attnbench.report.terminal.print_summary", lambda folders: print(*sorted(folders)))
+    code, printed, _ = run_here(
+        "train.py", "-m", "--config-dir", str(tmp_path), "experiment=mine", "device=cpu", f"outputs_dir={tmp_path}"
+    )
+    assert (code, printed) == (0, f"{tmp_path}/seed0 {tmp_path}/seed1\n")
+
+
+@pytest.mark.parametrize(
     ("override", "loads_torch"), [("train.foo=1", False), ("seq_len=-1", False), ("+attn.foo=1", True)]
 )
 def test_the_command_answers_at_once_without_a_traceback(root: Path, override: str, loads_torch: bool) -> None:
@@ -324,6 +387,21 @@ def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.M
         compose(["attn=mine"])
     with pytest.raises(UserError, match="config_dir=nowhere: there is no such folder"):
         compose(config_dir="nowhere")
+
+
+def test_a_program_that_uses_hydra_itself_keeps_its_own_yamls(
+    my_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "mine")
+    monkeypatch.syspath_prepend(my_conf.parent)
+    (tmp_path / "train.yaml").write_text("lr: ${oc.env:MINE}\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.2"):
+        assert compose(["attn=linear", *DEMO]).mixer.name == "linear"
+        assert compose(["attn=mine", "device=cpu"], config_dir=my_conf).mixer.name == "mine"
+        with pytest.raises(UserError, match="attn=nope: unknown"):
+            compose(["attn=nope"])
+        assert compose_hydra("train").lr == "mine"
+        assert not hydra.version.base_at_least("1.3")
 
 
 @pytest.mark.slow

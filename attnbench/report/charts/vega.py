@@ -26,6 +26,12 @@ LINE_END = "  "
 CHARACTER_WIDTH = 7
 """Pixels for a character of a label 13 pixels high: those of a wide font, as browsers have them, take 6.5."""
 
+OF_EVERY_OBJECT = (
+    *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__", "constructor"),
+    *("hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf"),
+)
+"""Names of JavaScript's Object.prototype."""
+
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
 CROSS_HEIGHT = 14
@@ -69,14 +75,15 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
     data = {name: list(getattr(drawing, name)) for name in ("levels", "best", "lines", "dots", "rings", "points")}
     data_of = {"bars": "points", "steps": "best", "names": "best"}
     kept = [layer for name, layer in layers.items() if data[data_of.get(name, name)]]
-    # The last has the marks on top, which a click on the legend picks.
-    kept[-1] = kept[-1].add_params(look.picked)
+    # The marks on top, which a click on the legend picks; crosses where nothing has a number.
+    top = max(len(kept) - 1, 0)
     crosses = {f"missing {index}": list(values) for index, values in enumerate(drawing.missing.values())}
     for index, name in enumerate(crosses):
         mark = alt.Chart(alt.NamedData(name)).mark_point(shape=CROSS, size=36, strokeWidth=2.2, opacity=1)
         # Above the plot's top edge, a line for each variant, so that they do not hide each other.
         height = alt.value(-8 - CROSS_HEIGHT * index)
         kept.append(mark.encode(x=x, y=height, color=look.color, tooltip=tooltip))
+    kept[top] = kept[top].add_params(look.picked)
     return _specification(kept, data | crosses, height=264, description=drawing.description)
 
 
@@ -170,8 +177,12 @@ def _specification(
 
 
 def with_printable_text(content: Any) -> Any:
-    """Escape every text of plain data, where it goes out: the drawing library dies of a control character, with the
-    process."""
+    """Escape every text of plain data for the drawing library: a control character in it ends the process.
+
+    A name that every object of JavaScript has would be looked up in one, and gets a blank that no other text can have.
+    """
+    if isinstance(content, str) and content in OF_EVERY_OBJECT:
+        return content + "\N{NO-BREAK SPACE}"
     if isinstance(content, dict):
         return {name: with_printable_text(value) for name, value in content.items()}
     if isinstance(content, list | tuple):

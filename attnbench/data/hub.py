@@ -11,11 +11,18 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from attnbench.data.pieces import Text
-from attnbench.data.texts import SPLITS, Source, Texts, check_column, cut, holding_text, naming, text_of
+from attnbench.data.texts import SPLITS, Source, Texts, check_column, cut, holding_text, naming, spoken_split, text_of
 from attnbench.machine.environment import answers
+from attnbench.machine.memory import memory_capped
 from attnbench.settings.errors import UserError
 
 PROBE_SECONDS = 1.5
+
+CONVERSION_MIB = 2048
+"""Memory that `datasets` may take to convert the files of a data set: a file of a kilobyte can stand for gigabytes."""
+
+ROWS_AT_A_TIME = 1024
+"""Rows of a parquet file that it converts at a time; by default a whole row group, and an error where that is empty."""
 
 MAX_REASON_CHARACTERS = 300
 """Largest part of a library's message that an error of ours repeats."""
@@ -27,17 +34,18 @@ def find_hub(
     """Load a data set of the Hub, OWNER/NAME, or a folder that is laid out as one, into the package's cache.
 
     Its splits called train, validation and test are taken as they are. One that is missing is cut by its fraction from
-    the end of train, or of the only split there is; others are left out.
+    the end of train, or of the only split there is, unless that is called validation or test; others are left out.
 
     Args:
         files: those of the data set to load, a name or pattern there; None: all.
 
     Raises:
-        UserError: it is neither in reach nor in the cache, or has no such configuration, no such column, or no train.
+        UserError: it is neither in reach nor in the cache, or has no such configuration, no such column, or no train;
+            a folder reads files outside itself; its train split takes files that are named for another.
     """
     loaded, origin = _load(name, config, files), f"data.name={name}"
     train = "train" if "train" in loaded else next(iter(loaded))
-    if train != "train" and len(loaded) > 1:
+    if train != "train" and (len(loaded) > 1 or train in SPLITS):
         raise UserError(f"{origin}: has no train split, only {', '.join(loaded)}; give its files as data=text")
     for rows in loaded.values():
         check_column(origin, rows.features.arrow_schema, column, "name another as data.column")
@@ -65,12 +73,12 @@ def _load(name: str, config: str | None, files: str | None) -> Any:
     obstacle = "" if is_folder else unreachable()
 
     import datasets.config
+    import datasets.exceptions
 
     called = f"data.name={name}" + (f" data.config={config}" if config else "") + (f" data.files={files}" * bool(files))
     try:
         with _offline(datasets.config, bool(obstacle)):
-            # From the disk whatever the package's own limit is: a text is larger than memory.
-            return datasets.load_dataset(name, config, data_files=files, keep_in_memory=False)
+            builder = datasets.load_dataset_builder(name, config, data_files=files)
     # Each library below it (HTTP, file systems, yaml, Arrow) has other errors, and they have no common root.
     except Exception as error:
         if obstacle:
@@ -79,6 +87,50 @@ def _load(name: str, config: str | None, files: str | None) -> Any:
                 "network, or give its files as data=text data.path=FOLDER"
             ) from None
         raise UserError(f"{called}: cannot be loaded ({_said(error)}); correct data.name and data.config") from None
+    _check_files(called, builder, Path(name) if is_folder else None, files)
+    if getattr(builder.config, "batch_size", 0) is None:
+        builder.config.batch_size = ROWS_AT_A_TIME  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        with _offline(datasets.config, bool(obstacle)), memory_capped(CONVERSION_MIB):
+            builder.download_and_prepare()
+        # From the disk whatever the package's own limit is: a text is larger than memory.
+        return builder.as_dataset()
+    except Exception as error:  # As above.
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+            causes.append(cause)
+        if any(isinstance(cause, MemoryError) for cause in causes):
+            raise UserError(
+                f"{called}: a file of it takes more than {CONVERSION_MIB / 1024:.1f} GiB of memory to convert; cut it "
+                "into shorter lines, or give the text as data=text"
+            ) from None
+        remedy = "try again, or give its files as data=text"
+        if isinstance(error, datasets.exceptions.DatasetGenerationError):
+            remedy = "mend or remove the file"
+        raise UserError(f"{called}: a file of it cannot be read ({_said(causes[-1])}); {remedy}") from None
+
+
+def _check_files(called: str, builder: Any, folder: Path | None, files: str | None) -> None:
+    """Raise UserError where a folder reads what lies outside it, or a train split takes files named for another."""
+    roots = [] if folder is None else [folder.resolve()]
+    if roots and roots[0].parent.name == "snapshots":
+        # The Hub's own cache keeps the content of a repository beside its snapshots, which are links to it.
+        roots.append(roots[0].parents[1] / "blobs")
+    for split, paths in (builder.config.data_files or {}).items():
+        for path in map(str, paths):
+            if roots and ("://" in path or not any(Path(path).resolve().is_relative_to(root) for root in roots)):
+                raise UserError(f"{called}: reads {path}, which is not in that folder; remove it or copy it there")
+            # A single file that the user names is taken at their word.
+            if split == "train" and not (files and not re.search(r"[*?[]", files)):
+                inside = Path(path).relative_to(folder.resolve()) if folder else Path(path.rpartition("@")[2])
+                spoken = [
+                    word for word in map(spoken_split, reversed(inside.with_suffix("").parts)) if word is not None
+                ]
+                if spoken and spoken[0] in SPLITS[1:]:
+                    raise UserError(
+                        f"{called}: its train split takes {inside}, which is named for {spoken[0]}; name the files "
+                        "train, validation and test, or some of them as data.files"
+                    )
 
 
 def _tables(rows: Any) -> list[Path]:
@@ -145,5 +197,5 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return " ".join(str(error).split())[:MAX_REASON_CHARACTERS] or type(error).__name__

@@ -136,7 +136,15 @@ def joined(texts: Iterable[Text]) -> Text:
 
 
 def read_utf8(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the text of an open file, without a byte order mark at its start.
+    """Yield the text of an open file, without a byte order mark at its start; see `whole_characters`."""
+    pieces = whole_characters(file)
+    if first := next(pieces, b"").removeprefix(BYTE_ORDER_MARK.encode()):
+        yield first
+    yield from pieces
+
+
+def whole_characters(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the UTF-8 of an open file in pieces that cut no character.
 
     Raises:
         UnicodeDecodeError: it is no UTF-8; `start` counts from the beginning of the file.
@@ -156,10 +164,9 @@ def read_utf8(file: BinaryIO) -> Iterator[bytes]:
             raise UnicodeDecodeError(error.encoding, error.object, start, end, error.reason) from None
         content = rest + block
         piece = content[: len(content) - len(decoder.getstate()[0])]
-        text = piece if position else piece.removeprefix(BYTE_ORDER_MARK.encode())
         position += len(piece)
-        if text:
-            yield text
+        if piece:
+            yield piece
         if not block:
             return
 

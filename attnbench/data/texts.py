@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from attnbench.data.pieces import PIECE_BYTES, Text, is_blank, joined, read_utf8
+from attnbench.data.pieces import PIECE_BYTES, Text, is_blank, joined, read_utf8, whole_characters
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import open_regular
 
@@ -204,13 +204,27 @@ def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: 
             # As many rows as make a piece, and one of any length.
             piece_end = (row_ends[first - 1] if first else 0) + PIECE_BYTES
             last = max(first + 1, int(np.searchsorted(row_ends, piece_end, side="right")))
-            rows = [row for row in column.slice(first, last - first).to_pylist() if row and not row.isspace()]
-            if rows:
-                yield line_end + "\n".join(rows).encode()
+            rows = column.slice(first, last - first)
+            for number, piece in enumerate(_long_row(rows[0]) if row_ends[last - 1] > piece_end else _joined(rows)):
+                yield piece if number else line_end + piece
                 line_end = b"\n"
             first = last
     if num_nulls:
         raise UserError(f"{origin}: column '{column_name}' has {num_nulls} nulls; remove these rows or make them ''")
+
+
+def _joined(rows: pa.Array) -> Iterator[bytes]:
+    texts = [row for row in rows.to_pylist() if row and not row.isspace()]
+    if texts:
+        yield "\n".join(texts).encode()
+
+
+def _long_row(row: pa.Scalar) -> Iterator[bytes]:
+    """Cut one row into pieces of whole characters; nothing of a blank one."""
+    # Not as a `str`, which is in memory several times as it is decoded and encoded.
+    content = (row.value if isinstance(row, pa.DictionaryScalar) else row).as_buffer()
+    if not all(map(is_blank, whole_characters(pa.BufferReader(content)))):
+        yield from whole_characters(pa.BufferReader(content))
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Rules of settings that are each allowed but impossible together: of a run, of a plan, of a launcher."""
 
+from pathlib import Path
+
 from attnbench.settings.check import check_name, check_outputs_dir, check_value, setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import (
@@ -59,11 +61,11 @@ def check_run(settings: RunSettings) -> None:
         raise UserError(
             f"seed={settings.seed}: those from {SELECTION_SEED} on are for searches of learning rates, and never scored"
         )
-    is_hub = "/" in data.name
-    if data.name not in CORPORA and not is_hub:
+    is_hub = data.name not in CORPORA
+    if is_hub and "/" not in data.name and not (data.name and Path(data.name).is_dir()):
         raise UserError(
             f"data.name={data.name}: must be one of {', '.join(CORPORA)}, or, with data=hub, OWNER/NAME of a data set "
-            "on the Hugging Face Hub"
+            "on the Hugging Face Hub or a folder"
         )
     if is_hub and data.path is not None:
         raise UserError(f"data.path={data.path}: data=hub reads data.name={data.name}; leave it out, or use data=text")

@@ -12,6 +12,7 @@ import pytest
 from corpora_on_disk import LINES, ROOT, from_path, write_parquet, write_splits
 
 from attnbench.data import pieces
+from attnbench.data import texts as corpora
 from attnbench.data.corpus import load_corpus
 from attnbench.data.pieces import Text, read_utf8, walk
 from attnbench.data.texts import cut, find_embedded, read_text
@@ -171,6 +172,18 @@ def test_a_bad_parquet_file_is_named_in_one_line(tmp_path, kind, message):
         str(read_text(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_long_row_is_cut_into_pieces_and_stays_the_text(tmp_path, monkeypatch):
+    rows = ["\ufeffone", "ä" * 40, " " * 90, "two", "\u3000" * 30, "x" * 100, ""]
+    expected = "\n".join(row for row in rows if row and not row.isspace())
+    for size in (1, 3, 16, 1000):
+        monkeypatch.setattr(pieces, "PIECE_BYTES", size)
+        monkeypatch.setattr(corpora, "PIECE_BYTES", size)
+        for column in (pa.array(rows), pa.array(rows).dictionary_encode()):
+            found = list(corpora.text_of("rows", [pa.record_batch({"text": column})]))
+            assert b"".join(found).decode() == expected
+            assert max(map(len, found)) < size + 5 + max(map(len, ["two", "\ufeffone"]))
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])

@@ -1,5 +1,6 @@
 """Data sets as the Hugging Face Hub has them: a local folder of the same layout, the package's cache, and mistakes."""
 
+import gzip
 import json
 import shutil
 import socket
@@ -7,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from corpora_on_disk import LINES, ROOT, write_parquet
@@ -110,6 +113,63 @@ def test_json_lines_and_some_files_of_a_set_are_read_and_no_line_is_lost(reposit
     assert text(load(folder, None), "train") == "\n".join(documents)
 
 
+def test_a_folder_reads_nothing_outside_itself(repository, tmp_path):
+    secret = tmp_path / "secret"
+    write_parquet(secret / "train.parquet", LINES)
+    for path in ("../secret/train.parquet", str(secret / "train.parquet"), "https://localhost/train.parquet"):
+        (repository / "README.md").write_text(CARD.replace("whole/train-*", path))
+        with pytest.raises(UserError, match=r"is not in that folder|cannot be loaded"):
+            load(repository, "bare")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "train.parquet").symlink_to(secret / "train.parquet")
+    with pytest.raises(UserError, match=r"reads .*train.parquet, which is not in that folder"):
+        load(linked, None)
+    # The Hub's own cache holds links to the content that lies beside the snapshots.
+    snapshot, blobs = tmp_path / "cached" / "snapshots" / "0123", tmp_path / "cached" / "blobs"
+    snapshot.mkdir(parents=True)
+    secret.rename(blobs)
+    (snapshot / "train.parquet").symlink_to(blobs / "train.parquet")
+    assert "".join(text(load(snapshot, None), split) for split in ("train", "validation", "test")) == "\n".join(LINES)
+
+
+def test_train_takes_no_files_that_are_named_for_another_split(tmp_path, repository):
+    folder = tmp_path / "named"
+    for name in ("Train", "Test"):
+        write_parquet(folder / name / "0.parquet", LINES)
+    with pytest.raises(UserError, match=r"its train split takes Test/0.parquet, which is named for test"):
+        load(folder, None)
+    assert text(load(folder, None, files="Test/0.parquet", validation_fraction=0.1), "train").startswith(LINES[0])
+    shutil.rmtree(folder / "Train")
+    (folder / "Test").rename(folder / "test")
+    with pytest.raises(UserError, match="has no train split, only test"):
+        load(folder, None)
+
+
+def test_a_part_without_a_row_is_read_and_a_damaged_file_is_not_the_name_s_fault(tmp_path, repository):
+    folder = tmp_path / "shards"
+    for number, rows in enumerate((LINES[:20], [], LINES[20:])):
+        folder.mkdir(exist_ok=True)
+        table = pa.table({"text": rows}, schema=pa.schema([("text", pa.string())]))
+        pq.write_table(table, folder / f"part-{number}.parquet")
+    corpus = load(folder, None)
+    assert "".join(text(corpus, split) for split in corpus.tokens) == "\n".join(LINES)
+    (folder / "part-2.parquet").write_bytes(b"PAR1 damaged")
+    with pytest.raises(UserError, match=r"cannot be .*Parquet") as caught:
+        load(folder, None)
+    assert "correct data.name" not in str(caught.value)
+
+
+def test_a_conversion_takes_bounded_memory(tmp_path, repository, monkeypatch):
+    monkeypatch.setattr(hub, "CONVERSION_MIB", 96)
+    folder = tmp_path / "bomb"
+    folder.mkdir()
+    with gzip.open(folder / "train.jsonl.gz", "wb", 1) as file:
+        file.write(b'{"text": "' + b"a" * 2**27 + b'"}\n')
+    with pytest.raises(UserError, match=r"takes more than 0.1 GiB of memory to convert"):
+        load(folder, None)
+
+
 def test_a_long_set_is_read_from_the_package_s_files_and_made_into_tokens_once(repository, tmp_path, monkeypatch):
     short = load_corpus(DataSettings(name=str(repository), config="whole"), 8, tmp_path)
     monkeypatch.setattr(loading, "KEPT_BYTES", 0)
@@ -155,7 +215,7 @@ def test_a_mistake_is_one_line(repository, config, column, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_is_a_folder_or_one_of_the_hub(tmp_path):
+def test_a_name_is_a_folder_or_one_of_the_hub(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is no folder, and no OWNER/NAME"):
         load(tmp_path / "nowhere", None)
     for words, message in (
@@ -165,6 +225,9 @@ def test_a_name_is_a_folder_or_one_of_the_hub(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             compose(["data=hub", *words])
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    assert compose(["data=hub", "data.name=corpus"]).data.name == "corpus"
     for word in ("data.column=words", "+data.column=words", "+data.config=words"):
         with pytest.raises(UserError, match=word.lstrip("+")):
             compose(["data=text", "data.path=x.txt", word])

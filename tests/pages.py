@@ -35,3 +35,12 @@ def write_files(folder: Path, *pages: str) -> None:
     for name, content in (item for page in pages for item in files(page).items()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
+
+
+def shown_results() -> dict[str, list[tuple[str, str, str]]]:
+    """Name, mean steps and number of seeds (empty: all) of the variants in each line of the README's results."""
+    lines = re.findall(r"^\| ((?:better|as good|worse)[^|]*) \| (.*) \|$", read("README.md"), re.MULTILINE)
+    return {
+        outcome: re.findall(r"(\w+): ([\d,]*\d|never)(?: \((\d+) of 12 seeds\))?", variants)
+        for outcome, variants in lines
+    }

@@ -1,4 +1,4 @@
-"""Needle: whether small models recall one pair that they read somewhere in a long text of other symbols."""
+"""Needle: small models name the one value that they read somewhere in a long text of other symbols."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +41,9 @@ class NeedleTask(Task):
     max_length and every place is equally likely; sequence i of validation has length number i of these, round and
     round. A test has one length and one depth. Needles in a haystack of text (Kamradt, 2023) are sentences, and are
     asked of a model trained on text; these are symbols of a model trained to find them.
+
+    The task needs no key: one symbol of a sequence is a value, and a model that names it, whatever key is asked for,
+    scores 1.0. It measures how long and over how much filler a model keeps one symbol, and no association.
     """
 
     min_length: int
@@ -115,7 +118,7 @@ def _tokens(hash_B: Tensor, length_B: Tensor, place_B: Tensor, longest: int) -> 
 
 
 class Needle(Probe):
-    """A small model trained to recall one pair, tested over depth and length.
+    """A small model keeps the one value that it reads; needs no key; tested over depth and length.
 
     Args:
         width: of the model; with `num_layers`, `head_width` and `feed_forward_width` always applied.

@@ -7,6 +7,7 @@ import yaml
 from attnbench.cli.compose import CONF, compose
 from attnbench.evals.lib.task_data import SPLITS
 from attnbench.evals.needle import Needle
+from attnbench.report.inputs import purpose_of
 from attnbench.settings.errors import UserError
 
 CPU = torch.device("cpu")
@@ -68,6 +69,25 @@ class Near(torch.nn.Module):
             place, value = found(tokens, len(tokens) - 1)
             answers.append(value if place < len(tokens) / 2 else 0)
         return torch.nn.functional.one_hot(torch.tensor(answers)[:, None], 64).float(), None
+
+
+class NoKey(torch.nn.Module):
+    """Names the one value that was read, and looks at no key."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(64, 1)
+
+    def forward(self, tokens_BT, state=None, positions_BL=None):
+        is_value_BT = (tokens_BT >= 16) & (tokens_BT < 32)
+        answers_B1 = (tokens_BT * is_value_BT).sum(1, keepdim=True)
+        return torch.nn.functional.one_hot(answers_B1, 64).float(), None
+
+
+def test_a_model_that_looks_at_no_key_scores_1_and_the_page_says_so():
+    assert {row.value for row in task(depths=[0, 50, 100]).score(NoKey(), 0, CPU)} == {1.0}
+    assert "needs no key" in purpose_of(Needle)
+    assert "the key is not needed" in (CONF / "eval" / "needle.yaml").read_text()
 
 
 def test_each_depth_and_length_is_scored_apart():

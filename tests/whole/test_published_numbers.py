@@ -7,12 +7,13 @@ from functools import cache
 from statistics import fmean, median
 
 import pytest
-from pages import ROOT, read
+from pages import ROOT, read, shown_results
 
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections.answer import sentences
 from attnbench.results.row_tables import read_csv, table_of
 from attnbench.results.rows import ALL_SEEDS, ResultRow
+from attnbench.verdict.statistics import SignFlip
 
 
 @cache
@@ -271,3 +272,53 @@ def test_published_sizes_score_what_the_results_say():
         recall = value("published-h100", name, "accuracy", "recall", num_pairs=15)
         copied = value("published-h100", name, "symbol_accuracy", "copy", length=50, beyond_training=False)
         assert [recall > 0.98, copied > 0.98] == [name != "linear"] * 2
+
+
+def scored(page: str, variant: str, metric: str, evaluation: str, seeds: range, **settings: object) -> dict:
+    """Values by seed, of the seeds of a page's scores alone: neither the control's nor a search's."""
+    return {
+        row.identity.seed: row.measurement.value
+        for row in rows_of(page)
+        if (row.identity.variant, row.measurement.metric, row.identity.evaluation) == (variant, metric, evaluation)
+        and row.identity.seed in seeds
+        and settings.items() <= row.measurement.settings.items()
+    }
+
+
+def test_steps_of_recall_are_those_of_the_rows():
+    """A training of recall ends soon after an accuracy of 0.95: its steps separate variants, not where it ended."""
+    shown = [variant for variants in shown_results().values() for variant in variants]
+    assert len(shown) == 21
+    for name, steps, some in [*shown, ("softmax", "340", "")]:
+        took = scored("mixers-h100", name, "steps_to_95", "recall", range(120, 132))
+        assert len(took) == (0 if steps == "never" else int(some or 12)), name
+        assert steps == (f"{fmean(took.values()):,.0f}" if took else "never"), name
+    assert "(softmax: 340)" in read("README.md")
+    pairs = {"sequence_length": 512, "num_pairs": 64}
+    softmax, delta, linear, nope = (
+        scored("battery-h100", name, "steps_to_95", "recall", range(100, 110), **pairs)
+        for name in ("softmax", "gated_deltanet", "linear", "softmax_nope")
+    )
+    assert (len(softmax), len(delta), len(linear), len(nope)) == (10, 10, 0, 10)
+    means = [f"{fmean(took.values()):,.0f}" for took in (softmax, delta, nope)]
+    told = " ".join(read("README.md").split())
+    assert "recalls 64 pairs after {} steps, Gated DeltaNet after {}.".format(*means[:2]) in told
+    told = " ".join(read("docs/results/README.md").split())
+    assert "after {} steps on average, and every seed of Gated DeltaNet, after {};".format(*means[:2]) in told
+    assert f"Softmax without positions takes {means[2]} steps" in told
+
+
+def test_both_measures_of_copying_50_symbols_are_told():
+    """The battery and the comparison of all mixers train one cell on other seeds."""
+    shown, level = {}, 1 - 0.05 / 8
+    for page, seeds in (("battery-h100", range(100, 110)), ("mixers-h100", range(120, 132))):
+        for name in ("gated_deltanet", "linear"):
+            softmax, other = (scored(page, it, "symbol_accuracy", "copy", seeds, length=50) for it in ("softmax", name))
+            differences = [softmax[seed] - other[seed] for seed in seeds]
+            low, high = SignFlip().interval(differences, level, resolution=1e-9)
+            shown[page, name] = f"{fmean(differences):.2f} [{low:.2f}, {high:.2f}]"
+    for page in ("README.md", *(f"docs/results/{name}README.md" for name in ("", "battery-h100/", "mixers-h100/"))):
+        told = " ".join(read(page).split())
+        assert all(shown[of, "gated_deltanet"] in told for of in ("battery-h100", "mixers-h100")), page
+        if page != "README.md":
+            assert all(shown[of, "linear"] in told for of in ("battery-h100", "mixers-h100")), page

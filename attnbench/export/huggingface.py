@@ -20,6 +20,7 @@ from attnbench.export.card import model_card
 from attnbench.export.sources import copied_sources, read_source
 from attnbench.export.tokenizer import tokenizer_files
 from attnbench.export.torch_form import BACKEND
+from attnbench.machine.environment import is_checkout
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
 from attnbench.model.building import function_of, layer_sizes
@@ -181,5 +182,6 @@ def _as_json(content: dict[str, Any]) -> str:
 def _licence() -> str:
     """Return the licence of the copied code, of the checkout or of the installed package."""
     path = ROOT / "LICENSE"
-    text = path.read_text(encoding="utf-8") if path.is_file() else None
-    return text or metadata.distribution("attnbench").read_text("licenses/LICENSE") or ""
+    if is_checkout(ROOT) and path.is_file():
+        return path.read_text(encoding="utf-8")
+    return metadata.distribution("attnbench").read_text("licenses/LICENSE") or ""

@@ -10,6 +10,7 @@ import re
 import ssl
 import subprocess
 import threading
+import tomllib
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -110,11 +111,22 @@ def _assembler_version() -> str | None:
     return version[1] if version else None
 
 
+def is_checkout(root: Path) -> bool:
+    """Return whether a folder holds the source of attnbench, rather than the packages that are installed there."""
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return project == "attnbench"
+
+
 def source_commit(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of attnbench's source, and whether files differ from it.
+    """Return the commit of attnbench's source, and whether files differ from it; None where `root` is no checkout.
 
     From git, or from a file COMMIT where there is no git (then whether files differ is not known: None).
     """
+    if not is_checkout(root):
+        return None, None
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
         return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
@@ -124,10 +136,13 @@ def source_commit(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *words: str) -> str:
+    """Return the answer of git about the repository whose top folder is `root`."""
     if not (root / ".git").exists():
         raise FileNotFoundError(root / ".git")
-    command = ["git", "-C", str(root), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    # Variables such as GIT_DIR, which git sets for its hooks, name another repository; so may a folder above.
+    kept = {name: x for name, x in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")}
+    command, variables = ["git", "-C", str(root), *words], kept | {"GIT_CEILING_DIRECTORIES": str(root.parent)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=variables).stdout.strip()
 
 
 def answers(url: str, limit_seconds: float) -> bool:

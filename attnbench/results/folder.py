@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from attnbench.machine.environment import environment, environment_id
+from attnbench.machine.environment import environment, environment_id, is_checkout
 from attnbench.machine.locks import folder_lock
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import half_replaced, replace_file
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def data_root() -> Path:
     """The folder whose data/ has corpora: the checkout or, without one, the folder that the process is in."""
-    return ROOT if (ROOT / "pyproject.toml").is_file() else Path.cwd()
+    return ROOT if is_checkout(ROOT) else Path.cwd()
 
 
 IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)

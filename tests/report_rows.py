@@ -15,7 +15,7 @@ from typing import Any
 from made_rows import IDENTITY
 
 from attnbench.machine.environment import environment_id
-from attnbench.results.row_files import ResultsWriter
+from attnbench.results.row_files import ResultsWriter, begin_sitting
 from attnbench.results.rows import Identity, Measurement
 
 HOSTILE = "<script>window.executed = 1</script>\"'&"
@@ -41,6 +41,7 @@ def write_experiment(
 ) -> Path:
     """Writes runs, cells and the comparison's own record into `folder`; of all evaluations, or of these."""
     files = []
+    begin_sitting()
     for variant in SKILL:
         for evaluation, measure in EVALUATIONS.items():
             if evaluations is not None and evaluation not in evaluations:

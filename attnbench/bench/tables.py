@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.results.tables import NOTHING, Table
+from attnbench.results.tables import NOTHING, Table, sittings_line
 from attnbench.settings.errors import UserError
 
 WIDTH = 79
@@ -93,6 +95,7 @@ def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> T
     shown = [column for column in headers if column in supported]
     return Table(
         title=layout.title,
+        lead=_lead([[*cells.values()] for cells in lines.values()]),
         headers=[
             *(layout.headers.get(label, label.replace("_", " ")) for label in labels),
             *(headers[column] for column in shown),
@@ -104,6 +107,20 @@ def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> T
             if shown
         ],
     )
+
+
+def _lead(lines: Sequence[Sequence[ResultRow]]) -> str:
+    """Write the lead of a table with times of several sittings: in one line, or a sitting a line; empty without."""
+
+    def sittings(line: Sequence[ResultRow]) -> list[str]:
+        measured = [(row, row.measurement) for row in line if row.measurement.value is not None]
+        return [row.measured_in for row, it in measured if is_timed(it.metric, it.unit)]
+
+    if any(len({*sittings(line)}) > 1 for line in lines):
+        return sittings_line({"its times": chain(*map(sittings, lines))})
+    if len({*chain(*map(sittings, lines))}) > 1:
+        return "Timed in several sittings, each under its own load: compare times within a line alone."
+    return ""
 
 
 def _settings(row: ResultRow) -> dict[str, Any]:

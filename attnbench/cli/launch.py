@@ -23,6 +23,7 @@ from attnbench.cli.reading import read_settings
 from attnbench.cli.sweeps import Outcome, SweepOutcomes
 from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
+from attnbench.results.row_files import begin_sitting
 from attnbench.settings.errors import Interrupted, UserError, mendable, printable
 from attnbench.settings.schema import CONF
 from attnbench.settings.text import OneLine
@@ -88,6 +89,7 @@ def _launch(
 ) -> None:
     """Launch in this process, where the script may run in it."""
     _show_log()
+    begin_sitting()
     keep_environment_out()
     _explain_settings(config_name)
     done_here: list[Outcome] = []

@@ -32,6 +32,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.report.inputs import read_inputs
 from attnbench.report.terminal import print_comparison
 from attnbench.results.folder import holding
+from attnbench.results.row_files import begin_sitting
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.training.wandb import beside, choose_mode
@@ -101,6 +102,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     settings, folder = comparison.settings, comparison.folder
     # Not when it was made: findings are made all ahead. How long it took is never read off a clock that can be set.
     started, mark = datetime.now(UTC), time.monotonic()
+    begin_sitting()
     searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
     jobs = [cell.jobs[0] for cell in (*searches, *timed)] + comparison.to_score()
     number = Counter(map(kind_of, jobs))

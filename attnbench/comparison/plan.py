@@ -17,7 +17,7 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
-from attnbench.settings.schema import LOOKS, ComparisonSettings
+from attnbench.settings.schema import FEW_SEEDS, LOOKS, ComparisonSettings
 from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import corpus_label
 from attnbench.verdict.family import fewest_seeds_of, name_family
@@ -234,7 +234,9 @@ class Comparison:
         """Say of each evaluation whose primary metric is not tested why: a test takes seeds that are not there, or the
         plan tests others."""
         if not self.plan.ranked:
-            return ["Nothing is tested in this plan (rank: []), so no difference has a verdict."]
+            few = max(self.seeds_by_evaluation()[0].values(), default=0)
+            why = f": {few} {'seed is' if few == 1 else 'seeds are'} too few" * (few <= FEW_SEEDS)
+            return [f"Nothing is tested in this plan (rank: []), so no difference has a verdict{why}."]
         tested, number = self.primaries(), self.seeds_by_evaluation()[0]
         others = {
             name: cls.primary

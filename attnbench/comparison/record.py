@@ -12,7 +12,8 @@ from attnbench.comparison.freeze import described_protocols
 from attnbench.comparison.plan import Comparison
 from attnbench.report.inputs import purpose_of
 from attnbench.results.files import replace_file
-from attnbench.results.row_files import started_at
+from attnbench.results.row_files import read_results, started_at
+from attnbench.results.rows import TRAINING
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
 
 
@@ -41,6 +42,7 @@ def write_record(comparison: Comparison, scored: Sequence[Cell], started: dateti
         "protocols": described_protocols(comparison),
         "first_scored": _first_scored(shown),
         "missing": _missing(comparison, shown),
+        "sittings": _sittings(shown),
         "files": [str(path.relative_to(comparison.folder)) for path in results_of(shown)],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
@@ -85,6 +87,13 @@ def _first_scored(cells: Sequence[Cell]) -> str | None:
     """Return when the first of these cells was begun; None: none says."""
     moments = [moment for path in results_of(cells) if (moment := started_at(path)) is not None]
     return min(moments).isoformat(timespec="seconds") if moments else None
+
+
+def _sittings(cells: Sequence[Cell]) -> dict[str, str]:
+    """Return the sitting of each timed cell and each training, by the hash in its rows: a table of rows has none."""
+    paths = results_of([cell for cell in cells if cell.is_timed or cell.group == TRAINING])
+    rows = [row for path in paths for row in read_results(path)[:1]]
+    return {row.identity.config_hash: row.sitting for row in rows if row.sitting}
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:

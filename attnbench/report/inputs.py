@@ -75,6 +75,8 @@ class Protocol:
     """When the first scored or timed cell was begun."""
     started: str | None = None
     seconds: float | None = None
+    sittings: dict[str, str] = field(default_factory=dict)
+    """Sitting of each timed cell and each training, by the hash in its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,8 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         if not rows:
             raise UserError(f"{folder}: nothing is scored yet, {len(files)} trainings of searches have results")
     protocol = _protocol(record, rows, folder)
+    # Rows of a table, as a published page has, do not say it themselves.
+    rows = [replace(it, sitting=it.sitting or protocol.sittings.get(it.identity.config_hash, "")) for it in rows]
     if protocol.corpora is not None:
         rows = protocol.corpora.by_corpus(rows)
     shown, control = control_of(rows, protocol.control_seeds)

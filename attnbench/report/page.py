@@ -16,7 +16,12 @@ from attnbench.report.sections.answer import answer
 from attnbench.report.sections.corpora import corpora_section
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import effect_section
-from attnbench.report.sections.evaluations import evaluation_sections, position_section, summary_notes
+from attnbench.report.sections.evaluations import (
+    evaluation_sections,
+    position_section,
+    sittings_note,
+    summary_notes,
+)
 from attnbench.report.sections.learning import curve_section, rate_section, sample_section
 from attnbench.report.sections.making import making_parts, mixed_commits
 from attnbench.report.sections.tradeoffs import tradeoffs
@@ -82,7 +87,7 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
         curve_section(inputs, over_seeds, known, variants),
         position_section(over_seeds, variants),
         sample_section(inputs),
-        Section(title="All scores", blocks=[scores, *summary_notes(protocol)]),
+        Section(title="All scores", blocks=[*sittings_note(scores.content.lead), scores, *summary_notes(protocol)]),
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
         Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
     ]

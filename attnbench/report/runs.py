@@ -11,10 +11,11 @@ from rich.console import Console
 from attnbench.machine.signals import answering
 from attnbench.report.runs_beside import comparison_tables, score_text
 from attnbench.report.sections.words import metric_name
+from attnbench.results.metrics import is_timed
 from attnbench.results.pruning import LOST, Pruning, Removal, plan_pruning, remove
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select
-from attnbench.results.tables import NOTHING, Table, print_table
+from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.runs import STATUSES, RunsSettings
 from attnbench.settings.schema import SELECTION_SEED
@@ -127,11 +128,21 @@ def _list(title: str, runs: Sequence[Run]) -> Table:
         state = [_state(run)] if with_state else []
         lines.append([*_labels(run), *state, *(scores.get(column, NOTHING) for column in columns)])
     headers = [*LABELS, *(["state"] if with_state else []), *map(_score_name, columns)]
+    timed: dict[str, list[str]] = {}
+    for name, row in (entry for run in runs for entry in _shown(run).items()):
+        measurement = row.measurement
+        if measurement.value is not None and is_timed(measurement.metric, measurement.unit):
+            timed.setdefault(_score_name(_score_key(name, row)), []).append(row.measured_in)
     searches = ["s0, s1: seeds of a search of the learning rate."] if any(is_search(_seed(run)) for run in runs) else []
     reasons = [f"{run.hash} {run.status}: {run.reason}" for run in runs if run.reason]
     more = [f"{len(reasons) - MAX_NOTES} more have a reason."] if len(reasons) > MAX_NOTES else []
     return Table(
-        title=title, headers=headers, lines=lines, notes=[*searches, *reasons[:MAX_NOTES], *more], num_labels=2
+        title=title,
+        lead=sittings_line(timed),
+        headers=headers,
+        lines=lines,
+        notes=[*searches, *reasons[:MAX_NOTES], *more],
+        num_labels=2,
     )
 
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.report.sections.words import metric_name, status_name, where
+from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
 from attnbench.results.rows import ResultRow
 from attnbench.results.runs import Run
-from attnbench.results.tables import NOTHING, Table, read_folders
+from attnbench.results.tables import NOTHING, Table, read_folders, sittings_line
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_bounded
 from attnbench.verdict.axes import axes
@@ -102,6 +103,7 @@ def _score_tables(
     return [
         Table(
             title=evaluation,
+            lead=sittings_line({_score_label(pair): _sittings(pair) for pair in by_score.values()}),
             headers=["score", *names, "difference"],
             lines=[
                 [
@@ -129,9 +131,15 @@ def _number(row: ResultRow | None, in_full: bool) -> str:
     return score_text(row, in_full=in_full)
 
 
+def _sittings(pair: Sequence[ResultRow | None]) -> list[str]:
+    """List the sittings of a pair of timings; empty for other numbers."""
+    rows = [row for row in pair if row is not None and is_timed(row.measurement.metric, row.measurement.unit)]
+    return [row.measured_in for row in rows if row.measurement.value is not None]
+
+
 def _difference(pair: Sequence[ResultRow | None], with_difference: bool, in_full: bool) -> str:
     values = [row.measurement.value if row is not None else None for row in pair]
-    if not with_difference or values[0] is None or values[1] is None:
+    if not with_difference or len({*_sittings(pair)}) > 1 or values[0] is None or values[1] is None:
         return "" if in_full else NOTHING
     difference = values[1] - values[0]
     return repr(difference) if in_full else f"{'+' * (difference > 0)}{format_number(difference)}"

@@ -81,7 +81,7 @@ def _evaluation_table(rows: Sequence[ResultRow]) -> Table:
     content = summary(figures(rows), [])
     lines = [[variant, *map(_cell, entries)] for variant, entries in content.lines.items()]
     headers = ["variant", *(column.header for column in content.columns)]
-    return Table(title=rows[0].identity.evaluation, headers=headers, lines=lines)
+    return Table(title=rows[0].identity.evaluation, lead=content.lead, headers=headers, lines=lines)
 
 
 def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
@@ -91,12 +91,13 @@ def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
             [variant, *(_cell(entry, with_interval=with_intervals) for entry in entries)]
             for variant, entries in content.lines.items()
         ]
-        return Table(headers=["variant", *(column.header for column in content.columns)], lines=lines)
+        headers = ["variant", *(column.header for column in content.columns)]
+        return Table(lead=content.lead, headers=headers, lines=lines)
     lines = [
         [column.header, *(_cell(entries[index], with_interval=with_intervals) for entries in content.lines.values())]
         for index, column in enumerate(content.columns)
     ]
-    return Table(headers=["", *content.lines], lines=lines)
+    return Table(lead=content.lead, headers=["", *content.lines], lines=lines)
 
 
 def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:

@@ -72,6 +72,12 @@ AXES = {
 """One line for each setting of a row whose name does not say what it is."""
 
 
+def is_timed(metric: str, unit: str) -> bool:
+    """Tell if a metric is read off a clock, so that it depends on what else the machine did."""
+    shares = ("achieved_tflops", "ceiling_fraction", "roofline_fraction", "speedup")
+    return unit in ("s", "ms") or metric.endswith(("_per_second", "_seconds", "_milliseconds")) or metric in shares
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primary:
     """The metric and the setting of an evaluation that variants are tested at; everything else is descriptive."""

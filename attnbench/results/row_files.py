@@ -1,7 +1,9 @@
 """Results files: rows as JSON lines, each written as soon as its number is known.
 
-A file ends with a record that says it is complete, how many rows it has, what they hash to and when it was begun:
-`{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00.250+00:00"}`.
+A file ends with a record that says it is complete, how many rows it has, what they hash to, when it was begun, and in
+which sitting, which is named by the start of the command that measured it:
+`{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00.250+00:00",
+"sitting": "2026-01-31T11:58:00.000+00:00"}`.
 """
 
 import hashlib
@@ -17,6 +19,14 @@ from attnbench.results.files import JsonLines, read_json_lines, sync, to_line
 from attnbench.results.rows import SCHEMA, Identity, Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import unlinked
+
+SITTING = "ATTNBENCH_SITTING"
+"""Environment variable by which the processes of a command know its sitting."""
+
+
+def begin_sitting() -> None:
+    """Begin a sitting: results from here on, also of processes that this one starts, were measured in it."""
+    os.environ[SITTING] = datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class ResultsWriter:
@@ -63,12 +73,15 @@ class ResultsWriter:
         """Write the record that says the file is complete, and close it; all of it outlives the machine then."""
         # The rows first: what a machine that died leaves must not be called complete.
         os.fsync(self._file.fileno())
+        started = self._started.isoformat(timespec="milliseconds")
         ending = {
             "schema": SCHEMA,
             "complete": True,
             "num_rows": self.num_rows,
             "sha256": self._digest.hexdigest(),
-            "started": self._started.isoformat(timespec="milliseconds"),
+            "started": started,
+            # Called from Python without a command, each file is a sitting of its own.
+            "sitting": os.environ.get(SITTING, started),
         }
         self._file.write(to_line(ending))
         self._file.flush()
@@ -115,8 +128,9 @@ def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultR
     """Read as read_results does, from a file that nobody here could make again."""
     lines = read_json_lines(path)
     objects, complete = lines.objects, _completeness(lines)
+    sitting = ""
     if complete:
-        objects = objects[:-1]
+        sitting, objects = sitting_of(lines), objects[:-1]
     elif not allow_incomplete:
         number = len(objects) + 1
         what = "is torn" if lines.torn else "lacks the record that the file is complete"
@@ -124,7 +138,7 @@ def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultR
     rows = []
     for index, content in enumerate(objects):
         try:
-            rows.append(ResultRow.from_dict(content))
+            rows.append(replace(ResultRow.from_dict(content), sitting=sitting))
         except ValueError as error:
             raise UserError(f"{lines.where(index)}: {error}") from error
     if complete:
@@ -152,6 +166,12 @@ def begun(lines: JsonLines) -> datetime | None:
     except ValueError:
         return None
     return moment if moment is not None and moment.tzinfo is not None else None
+
+
+def sitting_of(lines: JsonLines) -> str:
+    """Return the sitting of a complete file; empty where its last record does not say."""
+    sitting = lines.objects[-1].get("sitting", "")
+    return sitting if isinstance(sitting, str) else ""
 
 
 def by_age(path: Path, started: datetime | None) -> tuple[datetime, str]:
@@ -197,8 +217,11 @@ def _completeness(lines: JsonLines) -> bool:
         raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
     if num_rows != index:
         raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
-    # The first files of this schema came without a checksum, and later ones without the time.
-    if set(ending) - {"sha256", "started"} != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
+    # Former versions wrote no checksum, no time or no sitting.
+    if (
+        set(ending) - {"sha256", "started", "sitting"} != {"schema", "complete", "num_rows"}
+        or ending["complete"] is not True
+    ):
         raise UserError(f"{lines.where(index)}: not the record that a file is complete")
     return True
 

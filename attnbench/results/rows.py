@@ -130,6 +130,13 @@ class ResultRow:
 
     identity: Identity
     measurement: Measurement
+    sitting: str = field(default="", compare=False)
+    """When the command that measured it was started, as its file says; empty where it does not. No column."""
+
+    @property
+    def measured_in(self) -> str:
+        """The sitting, as far as it is known, and the environment: rows of several have no common load."""
+        return f"{self.sitting} {self.identity.environment}"
 
     def to_dict(self) -> dict[str, Any]:
         """Write the row under the names and in the order of COLUMNS; its settings are the row's own."""

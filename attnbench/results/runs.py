@@ -7,14 +7,14 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
 from attnbench.machine.locks import folder_holder
 from attnbench.results.files import read_json_lines
-from attnbench.results.row_files import are_complete, begun, by_age
+from attnbench.results.row_files import are_complete, begun, by_age, sitting_of
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
@@ -178,7 +178,7 @@ def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[st
             if not are_complete(lines):
                 is_torn = True
             elif len(lines.objects) > 1:
-                row = ResultRow.from_dict(_chosen(lines.objects[:-1]))
+                row = replace(ResultRow.from_dict(_chosen(lines.objects[:-1])), sitting=sitting_of(lines))
                 found.append((by_age(path, begun(lines)), named["evaluation"], row))
         except (UserError, ValueError) as error:
             fault = str(error)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
 from attnbench.results.row_files import by_age, is_complete, read_results, started_at
 from attnbench.results.rows import HASH, Identity, ResultRow, same_corpus
@@ -59,6 +60,8 @@ class Table:
     headers: Sequence[str]
     lines: Sequence[Sequence[str | TableCell]]
     """Cells of each line, as many as there are headers."""
+    lead: str = ""
+    """Paragraph above the table, without which its numbers would be misread."""
     notes: Sequence[str] = ()
     """Paragraphs below the table."""
     title: str = ""
@@ -94,19 +97,27 @@ def to_terminal(table: Table, width: int) -> RichTable:
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table to standard output, and its notes below it."""
     console = Console() if console is None else console
+
+    def paragraph(text: str) -> None:
+        text = textwrap.fill(printable(text), console.width - 1, subsequent_indent="  ")
+        console.print(text, markup=False, highlight=False)
+
+    if table.lead:
+        paragraph(table.lead)
     console.print(to_terminal(table, console.width))
     for note in table.notes:
-        text = textwrap.fill(printable(note), console.width - 1, subsequent_indent="  ")
-        console.print(text, markup=False, highlight=False)
+        paragraph(note)
 
 
 def to_markdown(table: Table) -> str:
-    """Render a table as Markdown: its title as a heading, then the table, then its notes."""
+    """Render a table as Markdown: its title as a heading, its lead, the table, its notes."""
     marks = ["---" if index < table.num_labels else "--:" for index in range(len(table.headers))]
     cells = [list(table.headers), marks, *(list(map(_in_markdown, line)) for line in map(_as_cells, table.lines))]
     lines = (f"| {' | '.join(map(markdown_text, line))} |" for line in cells)
     heading = f"## {markdown_text(table.title)}" if table.title else ""
-    return "\n\n".join(filter(None, (heading, "\n".join(lines), *map(markdown_text, table.notes))))
+    return "\n\n".join(
+        filter(None, (heading, markdown_text(table.lead), "\n".join(lines), *map(markdown_text, table.notes)))
+    )
 
 
 def _as_cells(line: Iterable[str | TableCell]) -> list[TableCell]:
@@ -150,6 +161,18 @@ class Headline:
     """Settings whose values stand in the header; None: the first of the axes."""
     judged_by: str = field(default="", kw_only=True)
     """Primary metric whose verdicts at the same settings mark this column; empty: the metric's own."""
+
+
+def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
+    """Return the lead of a table that has timings of several sittings in one column; empty where none has.
+
+    Args:
+        sittings: by the header of each timed column, those that its numbers were measured in.
+    """
+    mixed = [header for header, names in sittings.items() if len({*names}) > 1]
+    if not mixed:
+        return ""
+    return f"No ranking of speed: timed in several sittings, each under its own load: {', '.join(mixed)}."
 
 
 def comparison_tables(
@@ -196,7 +219,14 @@ def comparison_table(
         names.append("run")
         lines = _grouped(shown, labels)
     headers = [*(LABELS.get(name, name) for name in names), *_last_names(settings)]
+    timed: dict[str, list[str]] = {}
+    for row in shown:
+        for column in columns:
+            measurement = row.measurement
+            if column.takes(row) and measurement.value is not None and is_timed(measurement.metric, measurement.unit):
+                timed.setdefault(column.header, []).append(row.measured_in)
     return Table(
+        lead=sittings_line(timed),
         title=corpus if corpus is not None else "no corpus",
         headers=[*headers, *(column.header for column in columns)],
         num_labels=len(headers),

@@ -34,6 +34,9 @@ MAX_CORPORA = 16
 MAX_PAIRED = 6
 """Largest number of variants compared pair by pair; more are compared with a reference alone."""
 
+FEW_SEEDS = 4
+"""Largest number of seeds up to which scores that are not tested are shown seed by seed."""
+
 
 def setting(default: Any = MISSING, **allowed: Any) -> Any:
     """Return a dataclass field with the values that it allows, as in `check_value`: minimum=1, or choices=(...)."""

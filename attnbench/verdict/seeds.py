@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_within
 from attnbench.results.rows import (
     ALL_SEEDS,
@@ -17,6 +18,7 @@ from attnbench.results.rows import (
     is_search,
     same_corpus,
 )
+from attnbench.results.tables import sittings_line
 from attnbench.settings.errors import UserError
 from attnbench.verdict.axes import Key, axes, key_of, with_options_as_axes, with_precision
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
@@ -59,6 +61,8 @@ class Figure:
     """Reason of the first row that is not ok."""
     not_applicable: tuple[str, ...]
     """Settings that the evaluation gives every mixer that has them, and this one has not."""
+    sittings: tuple[str, ...] = ()
+    """Sittings that its rows were measured in; see `ResultRow.measured_in`."""
 
     @property
     def variant(self) -> str:
@@ -153,6 +157,19 @@ def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
     return [f"{name} is {first} in {', '.join(names)}" for (name, first), names in pairs.items()]
 
 
+def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
+    """Return `sittings_line` of these figures.
+
+    Args:
+        named: a name for what is compared, and a figure of it.
+    """
+    timed: dict[str, list[str]] = {}
+    for name, figure in named:
+        if figure.mean is not None and is_timed(figure.metric, figure.unit):
+            timed.setdefault(name, []).extend(figure.sittings)
+    return sittings_line(timed)
+
+
 def to_rows(figures: Iterable[Figure]) -> list[ResultRow]:
     """Turn figures into rows of results.csv: seed `all`, num_samples counting the seeds with a value, no single run."""
     return [ResultRow(identity=figure.identity, measurement=_measurement(figure)) for figure in figures]
@@ -188,6 +205,7 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
         statuses=dict(Counter(measurement.status for measurement in measurements.values())),
         reason=next((entry.reason for entry in measurements.values() if entry.status != "ok"), ""),
         not_applicable=tuple(map(str, wishes)) if isinstance(wishes, list) else (),
+        sittings=tuple(sorted({row.measured_in for row in group})),
     )
 
 

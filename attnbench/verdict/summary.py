@@ -20,7 +20,7 @@ from attnbench.settings.schema import CONF
 from attnbench.verdict.axes import Key, is_chance
 from attnbench.verdict.family import family
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
-from attnbench.verdict.seeds import Figure
+from attnbench.verdict.seeds import Figure, sittings_lead
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
 """Headline of trainings, which have no class of an evaluation."""
@@ -71,6 +71,12 @@ class Summary:
 
     columns: list[Column]
     lines: dict[str, list[Entry]]
+
+    @property
+    def lead(self) -> str:
+        """Sentence on columns that were timed in several sittings; empty where none was."""
+        entries = (zip(self.columns, line, strict=True) for line in self.lines.values())
+        return sittings_lead((column.header, it.figure) for line in entries for column, it in line if it.figure)
 
 
 def summary(figures: Sequence[Figure], verdicts: Sequence[Verdict], variants: Iterable[str] = ()) -> Summary:

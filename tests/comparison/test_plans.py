@@ -15,6 +15,7 @@ from attnbench.model.building import build_meta, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_mixer
 from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import FEW_SEEDS
 
 PLANS = sorted(path.stem for path in (CONF / "plan").glob("*.yaml"))
 
@@ -34,6 +35,13 @@ def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
     for words in own.variants.values():
         settings = compose([f"eval=[{','.join(own.evaluations)}]", "device=cpu", *own.overrides, *words])
         assert [evaluation.name for evaluation in settings.evaluations] == own.evaluations
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_of_a_few_seeds_has_no_verdicts(name):
+    own = plan(f"plan={name}")
+    if max(len(own.seeds), len(own.probe_seeds)) <= FEW_SEEDS:
+        assert own.ranked == []
 
 
 def test_plans_of_language_models_take_other_corpora():

@@ -35,6 +35,7 @@ from attnbench.report.sections.words import (
     without_addresses,
 )
 from attnbench.report.template import render
+from attnbench.report.terminal import print_comparison
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS, Measurement
@@ -42,7 +43,7 @@ from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import Summary, headline_columns
+from attnbench.verdict.summary import Summary, headline_columns, summary
 
 VOID = ("meta", "wbr")
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
@@ -340,11 +341,61 @@ def test_few_seeds_decide_nothing_and_the_seeds_that_would_are_named(tmp_path):
     assert not [words for _, words in page.elements if "best" in (words.get("class") or "").split()]
 
 
+def test_timings_of_several_sittings_are_said_to_be_and_are_in_no_order(tmp_path, capsys):
+    folder = write_experiment(tmp_path / "timed", seeds=1, evaluations=("throughput", "scaling"))
+
+    def shown() -> tuple[str, str]:
+        print_comparison(read_inputs(folder))
+        first = capsys.readouterr().out.splitlines()[0]
+        page = Page(write_report(folder)).text
+        leads = [text for text in page.split(". ") if "No ranking of speed" in text]
+        assert bool(leads) == first.startswith("No ranking of speed")
+        return first, page
+
+    first, page = shown()
+    assert not first.strip()
+    assert "is gated_deltanet" in page
+    for path in folder.glob("cells/1-throughput*/results/*.jsonl"):
+        path.write_text(re.sub('"sitting": "[^"]+"', '"sitting": "2026-03-02T09:00:00.000+00:00"', path.read_text()))
+    first, page = shown()
+    assert first
+    assert "is softmax" in page
+
+
+def test_a_published_table_of_rows_has_its_sittings_from_the_record(tmp_path):
+    folder = write_experiment(tmp_path / "timed", seeds=1, evaluations=("throughput",))
+    record = json.loads((folder / "comparison.json").read_text())
+    rows = [
+        dataclasses.replace(row, identity=dataclasses.replace(row.identity, config_hash=row.identity.variant))
+        for row in read_inputs(folder).rows
+    ]
+    del record["files"]
+    record["sittings"] = {name: "2026-03-01" for name in SKILL}
+    for second, is_mixed in (("2026-03-01", False), ("2026-03-02", True)):
+        record["sittings"]["linear"] = second
+        write_csv(rows, tmp_path / "page" / "results.csv")
+        (tmp_path / "page" / "comparison.json").write_text(json.dumps(record))
+        inputs = read_inputs(tmp_path / "page")
+        assert bool(summary(inputs.figures, []).lead) == is_mixed
+
+
 def test_an_evaluation_that_declares_no_plots_is_drawn_along_its_axis_of_most_numbers():
     rows = [row(settings={few: index % 2, "most": index, last: 0}, value=0.1 * index)
             for few, last in (("a", "z"), ("z", "a")) for index in range(4)]  # fmt: skip
     for half in (rows[:4], rows[4:]):
         assert [plot.axis for plot in plots_of(figures(half), None)] == ["most"]
+
+
+def test_a_few_seeds_that_are_not_tested_are_shown_seed_by_seed():
+    rows = [*rows_of("softmax", 0.5, 0.25, 0.75), *rows_of("linear", 0.5, 0.5, 0.125)]
+    given = answer(inputs_of(rows, ["softmax", "linear"], rank=[], descriptive=["Nothing is tested."]))
+    assert given["Descriptive"] == ["Nothing is tested."]
+    (line,) = given["Seed by seed"]
+    assert line.endswith("softmax 0.5, 0.25, 0.75; linear 0.5, 0.5, 0.125.")
+    assert not {"Better", "Equivalent", "Undecided"} & given.keys()
+    many = [*rows_of("softmax", *[0.5] * 5), *rows_of("linear", *[0.25] * 5)]
+    assert "Seed by seed" not in answer(inputs_of(many, ["softmax", "linear"], rank=[]))
+    assert "Seed by seed" not in answer(inputs_of(rows, ["softmax", "linear"], rank=["softmax", "linear"]))
 
 
 def test_what_is_not_ranked_is_said_without_a_winner(summed):

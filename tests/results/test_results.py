@@ -70,6 +70,7 @@ def test_rows_come_back_as_written(results):
     digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
     ending = json.loads(lines[-1])
     assert timedelta() <= datetime.now(UTC) - datetime.fromisoformat(ending.pop("started")) < timedelta(minutes=10)
+    assert {row.sitting for row in read_results(path)} == {ending.pop("sitting")}
     assert ending == {"schema": 1, "complete": True, "num_rows": 3, "sha256": digest}
     rows = read_results(path)
     assert [r.measurement.value for r in rows] == [3.5, 1, None]

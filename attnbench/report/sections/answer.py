@@ -10,9 +10,10 @@ from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_number
-from attnbench.settings.schema import MAX_PAIRED
+from attnbench.settings.schema import FEW_SEEDS, MAX_PAIRED
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
+from attnbench.verdict.family import primary_figures
 from attnbench.verdict.ranking import Noise, Verdict, noise_floor
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, same_models
@@ -46,6 +47,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
         **corpora_lines(verdicts),
         **(verdict_lines(verdicts) if verdicts else unscored),
         **described,
+        "Seed by seed": [] if protocol.rank or protocol.factors else seed_lines(inputs),
         **noise_lines(verdicts, in_looks=protocol.in_looks),
         **beyond_training(inputs.figures),
         "Bytes of state": by_state(inputs.figures, inputs.primaries),
@@ -67,6 +69,22 @@ def sentences(inputs: "Inputs") -> list[str]:
     said = [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
     said += [f"{term}: {sentence}" for term, group in answer(inputs).items() for sentence in group]
     return list(filter(None, [*said, control_sentence(inputs.control_verdicts)]))
+
+
+def seed_lines(inputs: "Inputs") -> list[str]:
+    """Write the primary scores of every seed, a line an evaluation; none where there are many seeds or variants."""
+    lines = []
+    for evaluation, primary in inputs.primaries.items():
+        of_it = [figure for figure in inputs.figures if figure.evaluation == evaluation]
+        found = [*primary_figures(of_it, primary, [figure.variant for figure in of_it]).values()]
+        most = max((sum(figure.statuses.values()) for figure in found), default=0)
+        if 1 < most <= FEW_SEEDS and len(found) <= MAX_PAIRED:
+            shown = "; ".join(f"{it.label} {', '.join(map(format_number, it.values.values()))}" for it in found)
+            usual = ("split", "checkpoint", "context")
+            place = words.where({name: value for name, value in found[0].settings.items() if name not in usual})
+            name = words.metric_name(primary.metric)
+            lines.append(f"{', '.join(filter(None, (words.heading(evaluation), name, place)))}: {shown}.")
+    return lines
 
 
 def edge_lines(rates: Sequence[Choice]) -> list[str]:

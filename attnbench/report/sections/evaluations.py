@@ -11,7 +11,7 @@ from attnbench.results.metrics import AXES, DEFINITIONS
 from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import Figure, same_models
+from attnbench.verdict.seeds import Figure, same_models, sittings_lead
 from attnbench.verdict.summary import Column, Entry, headline_columns
 
 POSITION = "position_bucket"
@@ -45,7 +45,8 @@ def evaluation_section(
     plots = [plot for plot in plots_of(figures, described.plots) if plot.axis != POSITION]
     singles = [plot for plot in plots if len(plot.positions) == 1 and not plot.is_whole]
     shown = [plot for plot in plots if plot not in singles]
-    blocks: list[Block] = [] if verdicts else _lead(figures, evaluation)
+    blocks: list[Block] = sittings_note(sittings_lead((words.metric_name(it.metric, it.unit), it) for it in figures))
+    blocks += [] if verdicts else _lead(figures, evaluation)
     blocks += [Note(words.capitalized(described.purpose), kind="about")] if described.purpose else []
     blocks += [Pictures([picture(plot, variants) for plot in shown])] if shown else []
     blocks += [table_of_singles(singles)] if singles else []
@@ -80,6 +81,11 @@ def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Sect
     pictures = Pictures([picture(plot, variants) for plot in plots if len(plot.positions) > 1])
     text = f"A mark counts the {AXES[POSITION]}."
     return Section(title="By position", blocks=[Note(text), pictures]) if pictures.shown else None
+
+
+def sittings_note(text: str) -> list[Block]:
+    """Make the first block of a section with timings of several sittings; empty where the text is."""
+    return [Note(text, kind="callout")] if text else []
 
 
 def _lead(figures: Sequence[Figure], evaluation: str) -> list[Block]:

@@ -16,7 +16,7 @@ from attnbench.results.numbers import format_interval
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
-from attnbench.verdict.seeds import Figure
+from attnbench.verdict.seeds import Figure, sittings_lead
 
 WINDOW = "window"
 """Option of a mixer that sees so many positions: by it a state has any size."""
@@ -38,7 +38,9 @@ def tradeoffs(
     for evaluation, primary in primaries.items():
         groups = priced(figures, evaluation, primary)
         for points in groups:
-            if len({point.price for point in points}) > 1:
+            if sittings_lead(("", point.cost) for point in points):
+                tables.append(Note(f"Not drawn, as it was timed in several sittings: {_title(evaluation, points)}."))
+            elif len({point.price for point in points}) > 1:
                 name = file_name(evaluation, points[0].cost.metric, *([_place(points)] if len(groups) > 1 else []))
                 best = frontier(points, primary) if cost_metric(primary) == "state_bytes" else []
                 pictures.append(_picture(name, evaluation, points, best, curves, variants))

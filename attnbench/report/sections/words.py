@@ -12,7 +12,7 @@ from attnbench.results.rows import TRAINING, Identity
 from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import PER_RUN, is_chance
 from attnbench.verdict.ranking import Noise, Verdict
-from attnbench.verdict.seeds import Figure
+from attnbench.verdict.seeds import Figure, sittings_lead
 from attnbench.verdict.summary import Column
 
 NAMES = {
@@ -210,7 +210,9 @@ def noise_sentence(noise: Noise) -> str:
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:
     """Write one sentence on a metric that nobody ranks, such as a timing."""
     taken = [figure for figure in figures if column.takes(figure)]
-    ordered = by_mean(taken, descending=column.higher_is_better is not False)
+    # Timings of several sittings are in no order.
+    is_mixed = sittings_lead(("", figure) for figure in taken)
+    ordered = taken if is_mixed else by_mean(taken, descending=column.higher_is_better is not False)
     shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
     return f"{_opening(column.settings)}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
 

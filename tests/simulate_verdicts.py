@@ -45,6 +45,7 @@ Family = list[tuple[Primary, int, int]]
 
 LATER_FAMILIES = {
     "1 variant and a reference, 1 metric, 10 seeds": [(NATS, 1, 10)],
+    "all pairs of 3 variants, 1 metric, 3 seeds": [(NATS, 3, 3)],
 }
 """Families of plans that are not in conf/ yet."""
 

@@ -8,10 +8,13 @@ import hashlib
 import json
 import random
 import shutil
-from dataclasses import asdict
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +27,17 @@ from small import fresh_state, record
 
 from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
-from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.comparison.cells import Cell
+from attnbench.comparison.imports import import_cells
+from attnbench.comparison.transfer import export_cells
 from attnbench.data.texts import find_user_texts, read_text
 from attnbench.model.stored import load_model
 from attnbench.report.inputs import read_inputs
+from attnbench.results.job import Job, measured_by
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
+from attnbench.results.rows import Identity, Measurement
+from attnbench.settings.text import parse_yaml
 from attnbench.training import checkpoint
 from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.verdict.seeds import figures
@@ -40,6 +48,9 @@ JSON_WORDS = [
     *(b"1" * 400, b'"\\u0000"', b'"\\ud800"', b'"\\u001b[2J"', b'"../../x"', b'"/etc/passwd"', b"1.5", b"9" * 5000),
 ]
 YAML_WORDS = [*JSON_WORDS, b"!!python/object/apply:os.system", b"&a ", b"*a", b"? ", b"2001-99-99", b"- ", b": ", b"|"]
+FOLDER = "copy-softmax-01234567"
+"""Folder of the cell that is imported."""
+
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -194,6 +205,22 @@ class Checkpoints(Kind):
             raise refusal
 
 
+class CarriedJob(Job):
+    """The job of a cell that is imported, as far as an import asks it."""
+
+    def __init__(self, identity: Identity, config: dict[str, Any]) -> None:
+        self.identity, self._config, self.evaluation, self.config_hash = identity, config, "copy", FOLDER[-8:]
+
+    def rows(self) -> Iterator[Measurement]:
+        raise NotImplementedError
+
+    def columns(self) -> dict[str, Any]:
+        return asdict(self.identity)
+
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+
 class Results(Kind):
     """Results files, results.csv, comparison.json, exported cells, a run's config.yaml and metrics.jsonl."""
 
@@ -203,14 +230,20 @@ class Results(Kind):
         experiment, config = self.folder / "original", _run_config()
         first = next(write_experiment(self.folder / "made", seeds=1, evaluations=["copy"]).glob("cells/*/results/*"))
         rows = read_results(first)[:6]
-        path = experiment / "one" / "results" / f"copy-{rows[0].identity.config_hash}.jsonl"
+        stamp = {"torch": "2", "device": "cpu", "commit": "abc", "dirty": False}
+        rows = [
+            replace(row, identity=replace(row.identity, run=FOLDER, config_hash=FOLDER[-8:], **measured_by(stamp)))
+            for row in rows
+        ]
+        self.job = CarriedJob(rows[0].identity, parse_yaml(config))
+        path = experiment / FOLDER / "results" / f"copy-{FOLDER[-8:]}.jsonl"
         path.parent.parent.mkdir(parents=True)
         with ResultsWriter(path, rows[0].identity) as writer:
             for row in rows:
                 writer.write(row.measurement)
         jsonl = path.read_bytes()
-        (experiment / "one" / "config.yaml").write_text(config)
-        (experiment / "one" / "environment.json").write_text('{"torch": "2", "commit": "abc"}')
+        (experiment / FOLDER / "config.yaml").write_text(config)
+        (experiment / FOLDER / "environment.json").write_text(json.dumps(stamp))
         (experiment / "comparison.json").write_text(json.dumps(COMPARISON))
         export_cells(experiment, self.folder / "cells.jsonl")
         write_csv(rows, self.folder / "original.csv")
@@ -219,10 +252,19 @@ class Results(Kind):
             (jsonl, JSON_WORDS),
             ((self.folder / "original.csv").read_bytes(), [*JSON_WORDS, b",", b'"', b"\r", b"all", b"ok", b"\x00"]),
             (json.dumps(COMPARISON).encode(), JSON_WORDS),
-            (cells, [*YAML_WORDS, b"one/results", b"../", b"/", b"cells/", b"\\n", b"comparison.json", b"%2e"]),
+            (cells, [*YAML_WORDS, FOLDER.encode(), b"../", b"/", b"cells/", b"\\n", b"comparison.json", b"%2e"]),
             (config.encode(), YAML_WORDS),
             (self._metrics(), [*JSON_WORDS, b"step"]),
         ]
+
+    def _plan_in(self, outputs: Path) -> Any:
+        """A plan of the one cell."""
+        job = copy(self.job)
+        job.folder = outputs / "little" / FOLDER
+        cell = Cell(label="copy softmax", jobs=(job,))
+        return SimpleNamespace(
+            folder=outputs / "little", searches=lambda: [cell], all_searches=list, timed=list, settings=None
+        )
 
     def _metrics(self) -> bytes:
         path = self.folder / "original.jsonl"
@@ -236,7 +278,7 @@ class Results(Kind):
         if original == 5:
             read_metrics(self.put("metrics.jsonl", content))
         elif original == 3:
-            import_cells(self.put("cells.jsonl", content), Path(mkdtemp(dir=self.folder)) / "experiment")
+            import_cells(self.put("cells.jsonl", content), Path(mkdtemp(dir=self.folder)), self._plan_in)
         elif original == 4:
             stored_settings(self.put("run/config.yaml", content).parent)
         elif original == 1:

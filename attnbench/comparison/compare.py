@@ -16,6 +16,7 @@ from pathlib import Path
 from attnbench.comparison.cells import Cell, gpus_and_workers, run_here
 from attnbench.comparison.dry_run import list_cells
 from attnbench.comparison.freeze import check_frozen, freeze, unbooked_seeds
+from attnbench.comparison.imports import import_for
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Progress, kind_of, say_why_again
@@ -24,7 +25,7 @@ from attnbench.comparison.schedule import Schedule
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
 from attnbench.comparison.slurm.task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
-from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.comparison.transfer import export_cells
 from attnbench.comparison.variants import Compose
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome
@@ -56,7 +57,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     is_only_read &= not settings.freeze
     with nullcontext() if is_only_read else holding(folder, waits=False):
         if settings.imported is not None:
-            log.info(f"{import_cells(Path(settings.imported), folder)} cells taken over from {settings.imported}")
+            import_for(settings, compose, Path(settings.imported))
         if settings.exported is not None:
             log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
             return folder

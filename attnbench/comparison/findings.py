@@ -10,8 +10,9 @@ from typing import Any
 
 from attnbench.comparison.compare import run_cells
 from attnbench.comparison.freeze import check_frozen, freeze
+from attnbench.comparison.imports import import_for
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.transfer import CELLS, export_cells, import_cells
+from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.comparison.variants import Compose
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
@@ -62,7 +63,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
             log.info(f"frozen: {freeze(comparison, table=TABLE, claim=_claim(finding))}")
             continue
         else:
-            decision, of_finding = _carry_out(comparison, finding, settings, imported[finding.name])
+            decision, of_finding = _carry_out(comparison, finding, settings, imported[finding.name], compose)
             decisions.append(decision)
             rows += of_finding
         print(decisions[-1].line, flush=True)
@@ -151,11 +152,15 @@ def _carried(settings: FindingsSettings, finding: FindingSettings) -> Path | Non
 
 
 def _carry_out(
-    comparison: Comparison, finding: FindingSettings, settings: FindingsSettings, imported: Path | None
+    comparison: Comparison,
+    finding: FindingSettings,
+    settings: FindingsSettings,
+    imported: Path | None,
+    compose: Compose,
 ) -> tuple[Decision, list[ResultRow]]:
     with holding(comparison.folder, waits=False):
         if imported is not None:
-            log.info(f"{import_cells(imported, comparison.folder)} cells taken over from {imported}")
+            import_for(comparison.settings, compose, imported, _claim(finding))
         files = run_cells(comparison, is_frozen=check_frozen(comparison, claim=_claim(finding)))
     rows = [row for path in files for row in read_results(path)]
     if comparison.failures:

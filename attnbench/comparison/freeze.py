@@ -19,7 +19,7 @@ from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.seed_blocks import check_blocks, outside_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
-from attnbench.settings.text import read_object
+from attnbench.settings.text import read_object, without_paths
 from attnbench.verdict.family import check_family
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ MADE_BY = ("frozen", "commit", "dirty", "command")
 
 BUDGETS = re.compile(r"\.budgets\.[^.]+$")
 """Place of the steps of a preset's cells among the options of an evaluation."""
+
+MISSING = object()
 
 MAX_VALUE_CHARACTERS = 60
 """Longest value that a message quotes."""
@@ -67,7 +69,7 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
             raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {search.evaluation}")
     check_blocks(table or plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
     check_family(comparison.family(), comparison.primaries(), *comparison.seeds_by_evaluation())
-    scored = _scored_folders(comparison.folder)
+    scored = scored_folders(comparison.folder)
     if scored:
         raise UserError(
             f"{comparison.folder}: {len(scored)} cells were scored or timed before it was frozen, {scored[0].name} the "
@@ -83,7 +85,7 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
         **frozen_content(comparison, claim),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(content, indent=1) + "\n")
+    replace_file(path, json.dumps(without_paths(content), indent=1) + "\n")
     return path
 
 
@@ -106,24 +108,36 @@ def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None)
     path = comparison.folder / FREEZE
     if not path.exists():
         return False
-    then = {name: value for name, value in read_object(path).items() if name not in (*MADE_BY, "plan")}
-    if not _trains_text(comparison):
-        # Files of before have it, though no text is read, and the embedded one has another length with each Python.
-        for variant in then.get("variants", {}).values():
-            variant.pop("num_steps", None)
-    now = json.loads(json.dumps(frozen_content(comparison, claim)))
-    if "rates_in_full" not in then and now.pop("rates_in_full", None) is not None:
-        log.warning(
-            f"{path}: this plan was frozen when a search of a language model's rate trained the best two in full; it "
-            f"now trains {RATES_IN_FULL}, so that it may choose another rate, and the report says so"
-        )
-    difference = _difference(then, now)
+    content = read_object(path)
+    difference = changed_since(comparison, content, claim)
     if difference is not None:
         raise UserError(
             f"{path}: {difference}; a plan that was frozen runs as it was, and a changed one under another name with "
             "seeds of its own"
         )
+    if "rates_in_full" not in content and "rates_in_full" in frozen_content(comparison, claim):
+        log.warning(
+            f"{path}: this plan was frozen when a search of a language model's rate trained the best two in full; it "
+            f"now trains {RATES_IN_FULL}, so that it may choose another rate, and the report says so"
+        )
     return True
+
+
+def changed_since(comparison: Comparison, frozen: dict[str, Any], claim: dict[str, Any] | None = None) -> str | None:
+    """Say in what a plan is not what was frozen; None: it is that.
+
+    Args:
+        frozen: content of freeze.json.
+    """
+    then = {name: value for name, value in frozen.items() if name not in (*MADE_BY, "plan")}
+    if not _trains_text(comparison):
+        # Files of before have it, though no text is read, and the embedded one has another length with each Python.
+        for variant in then.get("variants", {}).values():
+            variant.pop("num_steps", None)
+    now = json.loads(json.dumps(frozen_content(comparison, claim)))
+    if "rates_in_full" not in then:
+        now.pop("rates_in_full", None)
+    return _difference(without_paths(then), without_paths(now))
 
 
 def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -184,7 +198,7 @@ def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:
     }
 
 
-def _scored_folders(folder: Path) -> list[Path]:
+def scored_folders(folder: Path) -> list[Path]:
     """List the folders of cells that are no search's, finished or only begun."""
     places = [f"{place}{name}" for place in ("*", "cells/*") for name in ("/config.yaml", "/results")]
     folders = {path.parent for place in places for path in folder.glob(place)}
@@ -192,8 +206,20 @@ def _scored_folders(folder: Path) -> list[Path]:
     return sorted(path for path, seed in seeds.items() if seed is None or not is_search(int(seed[1])))
 
 
-def _difference(then: Any, now: Any, where: str = "") -> str | None:
-    """Name the first entry in which two contents differ; None: they are equal.
+def _difference(then: Any, now: Any) -> str | None:
+    """Say what was frozen otherwise than it is; None: nothing."""
+    found = first_difference(then, now)
+    if found is None:
+        return None
+    where, then, now = found
+    if then is MISSING or now is MISSING:
+        return f"{where} was {'not ' if then is MISSING else ''}there when it was frozen"
+    return f"{where} was frozen as {shown_value(then)} and is {shown_value(now)} now"
+
+
+def first_difference(then: Any, now: Any, where: str = "") -> tuple[str, Any, Any] | None:
+    """Find the first entry in which two contents differ: its place and both values, MISSING for one that is not there;
+    None: they are equal.
 
     A setting that has come since, and is null, changes nothing, nor does a budget of another cell, without which a plan
     that asks for that cell is refused: what is frozen can go on.
@@ -204,20 +230,23 @@ def _difference(then: Any, now: Any, where: str = "") -> str | None:
             if name not in then and (now[name] is None or BUDGETS.search(where) is not None):
                 continue
             if name not in now or name not in then:
-                return f"{inside} was {'not ' if name not in then else ''}there when it was frozen"
-            difference = _difference(then[name], now[name], inside)
-            if difference is not None:
-                return difference
+                return inside, then.get(name, MISSING), now.get(name, MISSING)
+            found = first_difference(then[name], now[name], inside)
+            if found is not None:
+                return found
         return None
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        inside = (_difference(*pair, f"{where}[{index}]") for index, pair in enumerate(zip(then, now, strict=True)))
-        difference = next(filter(None, inside), None)
+        inside = (
+            first_difference(*pair, f"{where}[{index}]") for index, pair in enumerate(zip(then, now, strict=True))
+        )
+        found = next(filter(None, inside), None)
         # Of numbers and words the whole list says more than its first that differs.
-        if difference is None or any(isinstance(item, dict | list) for item in then):
-            return difference
-    return f"{where} was frozen as {_shown(then)} and is {_shown(now)} now" if then != now else None
+        if found is None or any(isinstance(item, dict | list) for item in then):
+            return found
+    return (where, then, now) if then != now else None
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """Write a value for a message, shortened where it is long."""
     text = json.dumps(value)
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

@@ -153,7 +153,7 @@ class Comparison:
             return searched, []
         rate = search.choice().chosen
         alike = [other for other in self._searches if other is search or other.source is search]
-        return searched, [cell for other in alike for cell in other.scored(rate, self._scored_seeds(other))]
+        return searched, [cell for other in alike for cell in other.scored(rate, self.scored_seeds(other))]
 
     def scored(self, *, is_cut_off: bool = False) -> list[Cell]:
         """The trainings that are scored, at the rates that the finished searches give.
@@ -165,7 +165,7 @@ class Comparison:
         """
         cells, self.choices, self.undecided = [], [], []
         for search in self._searches:
-            seeds = self._scored_seeds(search)
+            seeds = self.scored_seeds(search)
             try:
                 choice = search.choice()
             except UserError as error:
@@ -187,7 +187,7 @@ class Comparison:
             search.prepared
             for search in self._searches
             if self.is_wanted(search.evaluation)
-            for _ in self._scored_seeds(search)
+            for _ in self.scored_seeds(search)
         ]
 
     def all_searches(self) -> list[Search]:
@@ -202,7 +202,7 @@ class Comparison:
                 "hashes": [job.config_hash for job in search.cell(search.grid[0], seed, None).jobs],
             }
             for search in self._searches
-            for seed in self._scored_seeds(search)
+            for seed in self.scored_seeds(search)
         ]
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
@@ -296,7 +296,7 @@ class Comparison:
         is_reference = search.variant == shared.get(self.plan.reference or "", self.plan.reference)
         return self.plan.control_seeds(self.seeds_of(search)) if is_reference else []
 
-    def _scored_seeds(self, search: Search) -> list[int]:
+    def scored_seeds(self, search: Search) -> list[int]:
         """Seeds of its scores and of the control."""
         return [*self.seeds_of(search), *self.control_seeds_of(search)]
 

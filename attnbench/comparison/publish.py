@@ -194,7 +194,7 @@ def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str], inputs:
         f"## {name}: {finding['verdict']}",
         markdown_text(f"{finding['statement']} ({finding['source']})."),
         markdown_text(f"The setting: {finding['setting']}."),
-        markdown_text(inputs.frozen if inputs is not None else ""),
+        *([markdown_text(inputs.frozen), markdown_text(inputs.imported)] if inputs is not None else []),
         f"![{markdown_text('; '.join(texts))}]({picture})" if picture in files else "",
         bullets(texts or [f"Not run: {finding['reason']}"]),
         markdown_text("For {}: {}.".format(*finding["other_answer"])),
@@ -227,7 +227,8 @@ def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: 
     return [
         bullets(sentences(inputs)),
         READING if verdicts else "",
-        inputs.frozen,
+        markdown_text(inputs.frozen),
+        markdown_text(inputs.imported),
         note,
         *_comparison_tables(inputs),
         *map(_drawn, pictures),

@@ -14,7 +14,8 @@ from attnbench.report.inputs import purpose_of
 from attnbench.results.files import replace_file
 from attnbench.results.row_files import read_results, started_at
 from attnbench.results.rows import TRAINING
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, without_paths
+from attnbench.verdict.frozen import imported_cells
 
 
 def write_record(comparison: Comparison, scored: Sequence[Cell], started: datetime, seconds: float) -> None:
@@ -41,6 +42,7 @@ def write_record(comparison: Comparison, scored: Sequence[Cell], started: dateti
         "evaluations": _described(comparison),
         "protocols": described_protocols(comparison),
         "first_scored": _first_scored(shown),
+        "imported": imported_cells(row for path in results_of(shown) for row in read_results(path)),
         "missing": _missing(comparison, shown),
         "sittings": _sittings(shown),
         "files": [str(path.relative_to(comparison.folder)) for path in results_of(shown)],
@@ -50,7 +52,7 @@ def write_record(comparison: Comparison, scored: Sequence[Cell], started: dateti
         "seconds": round(seconds) + former.get("seconds", 0),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
-    replace_file(comparison.folder / "comparison.json", json.dumps(content, indent=1) + "\n")
+    replace_file(comparison.folder / "comparison.json", json.dumps(without_paths(content), indent=1) + "\n")
 
 
 def _former(comparison: Comparison) -> dict[str, Any]:

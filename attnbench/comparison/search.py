@@ -77,6 +77,10 @@ class Search:
         """False where there is nothing to choose."""
         return self.source is None and len(self.grid) > 1
 
+    @property
+    def search_seeds(self) -> list[int]:
+        return [SELECTION_SEED + index for index in range(self.num_seeds)]
+
     def cells(self) -> list[Cell]:
         """List the trainings that are known by now: of the grid, and of what the finished ones ask for."""
         if not self._is_searched:
@@ -131,7 +135,7 @@ class Search:
         return [self.first_stage(rate)] if self.first_stage is not None else self._all_seeds(rate, limit)
 
     def _all_seeds(self, rate: float, limit: int | None = None) -> list[Cell]:
-        return [self.cell(rate, SELECTION_SEED + index, limit) for index in range(self.num_seeds)]
+        return [self.cell(rate, seed, limit) for seed in self.search_seeds]
 
     def _ordered(self, known: Mapping[float, Sequence[Cell]]) -> list[float]:
         """Order rates by what their trainings came to, the best first."""

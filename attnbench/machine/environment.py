@@ -72,8 +72,15 @@ def machine(device: torch.device, root: Path) -> dict[str, Any]:
     The processor's own instructions follow from its name, so the hashes of timed cells leave them out; they are an
     entry where `LOWERED` asks for fewer.
     """
-    stamp = environment(device, root)
-    is_lowered = device.type == "cpu" and LOWERED in os.environ
+    return timed_entries(environment(device, root), is_lowered=device.type == "cpu" and LOWERED in os.environ)
+
+
+def timed_entries(stamp: dict[str, Any], *, is_lowered: bool) -> dict[str, Any]:
+    """Return the entries of a stamp that `machine` gives on its machine.
+
+    Args:
+        is_lowered: `LOWERED` asked for fewer instructions there.
+    """
     names = {*stamp} - {*UNTIMED} | ({"cpu_capability"} if is_lowered else set())
     return {name: value for name, value in stamp.items() if name in names}
 

@@ -19,7 +19,7 @@ from attnbench.settings.text import read_object
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of, judge_control
 from attnbench.verdict.family import name_family
-from attnbench.verdict.frozen import frozen_sentence
+from attnbench.verdict.frozen import frozen_sentence, imported_sentence
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, figures
@@ -96,6 +96,11 @@ class Inputs:
     """Folder of each run that has one here, by the name that its rows give."""
     frozen: str = ""
     """Sentence on whether the comparison was frozen before it was scored; empty for what is no comparison."""
+
+    @cached_property
+    def imported(self) -> str:
+        """Sentence on the results that were not measured here; empty where all were."""
+        return imported_sentence([*self.rows, *self.control])
 
     @cached_property
     def figures(self) -> list[Figure]:

@@ -59,8 +59,9 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
 
 
 def _checks(inputs: Inputs) -> list[Block]:
-    """Write what came out of the control, if the plan was frozen, and if the numbers are of several commits."""
-    texts = control_sentence(inputs.control_verdicts), inputs.frozen
+    """Write what came out of the control, if the plan was frozen, if results were imported, and if the numbers are of
+    several commits."""
+    texts = control_sentence(inputs.control_verdicts), inputs.frozen, inputs.imported
     mixed = [Note(MIXED_COMMITS, kind="callout")] if mixed_commits(inputs) else []
     return [*mixed, *(Note(text) for text in texts if text)]
 

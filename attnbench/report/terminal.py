@@ -118,6 +118,8 @@ def print_comparison(inputs: "Inputs") -> None:
         factorial = Factorial.of(protocol.variants, protocol.factors)
         for table in factorial_tables(factorial, inputs.figures, inputs.primaries):
             print_table(table)
+        if inputs.imported:
+            print(printable(inputs.imported))
         return
     shown = summary_table(summary(inputs.figures, inputs.verdicts, protocol.variants))
-    print_table(replace(shown, notes=sentences(inputs)))
+    print_table(replace(shown, notes=[*sentences(inputs), *filter(None, [inputs.imported])]))

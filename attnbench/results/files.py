@@ -72,7 +72,7 @@ def read_once(read: Callable[[Path], Value]) -> Callable[[Path], Value]:
     return of
 
 
-def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonLines:
+def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> JsonLines:
     """Read every line of `path`.
 
     Only the last line can be torn by a process that died, and then lacks its end; a machine that died may leave NUL
@@ -88,7 +88,7 @@ def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonLines:
         raise UserError(f"{path}: cannot be read ({why})") from error
     if content.count(b"\n") > MAX_LINES:
         raise UserError(f"{path}: more than the {MAX_LINES} lines that such a file may have")
-    whole = [*_whole_lines(path, BytesIO(content))]
+    whole = [*_whole_lines(path, BytesIO(content), max_line_bytes)]
     before_last = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
     return JsonLines(
         path=path,
@@ -107,15 +107,15 @@ def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     try:
         with open_regular(path) as file:
-            yield from _whole_lines(path, iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""))
+            yield from _whole_lines(path, iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), MAX_LINE_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _whole_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _whole_lines(path: Path, lines: Iterable[bytes], max_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
-        if len(line) > MAX_LINE_BYTES:
-            raise UserError(f"{path}:{number}: longer than the {MAX_LINE_BYTES} bytes that a line may have")
+        if len(line) > max_bytes:
+            raise UserError(f"{path}:{number}: longer than the {max_bytes} bytes that a line may have")
         # Bytes that are no UTF-8 make a line unreadable, not the whole file.
         text = line.removesuffix(b"\n").decode("utf-8", errors="replace")
         try:

@@ -4,6 +4,7 @@ A file ends with a record that says it is complete, how many rows it has, what t
 which sitting, which is named by the start of the command that measured it:
 `{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00.250+00:00",
 "sitting": "2026-01-31T11:58:00.000+00:00"}`.
+Of a cell that was imported the record has `imported` too, a list of marks, which every row has among its settings.
 """
 
 import hashlib
@@ -16,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import JsonLines, read_json_lines, sync, to_line
-from attnbench.results.rows import SCHEMA, Identity, Measurement, ResultRow
+from attnbench.results.rows import IMPORTED, SCHEMA, Identity, Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import unlinked
+
+MAX_MARK_CHARACTERS = 1000
+"""Longest entry of a mark of an import."""
 
 SITTING = "ATTNBENCH_SITTING"
 """Environment variable by which the processes of a command know its sitting."""
@@ -135,10 +139,13 @@ def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultR
         number = len(objects) + 1
         what = "is torn" if lines.torn else "lacks the record that the file is complete"
         raise UserError(f"{path}:{number}: the end {what}")
-    rows = []
+    rows, imported = [], lines.objects[-1].get(IMPORTED) if complete else None
     for index, content in enumerate(objects):
         try:
-            rows.append(replace(ResultRow.from_dict(content), sitting=sitting))
+            row = replace(ResultRow.from_dict(content), sitting=sitting)
+            if imported is not None:
+                row.measurement.settings[IMPORTED] = imported
+            rows.append(row)
         except ValueError as error:
             raise UserError(f"{lines.where(index)}: {error}") from error
     if complete:
@@ -218,12 +225,22 @@ def _completeness(lines: JsonLines) -> bool:
     if num_rows != index:
         raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
     # Former versions wrote no checksum, no time or no sitting.
-    if (
-        set(ending) - {"sha256", "started", "sitting"} != {"schema", "complete", "num_rows"}
-        or ending["complete"] is not True
-    ):
+    optional = {"sha256", "started", "sitting", IMPORTED}
+    if set(ending) - optional != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
         raise UserError(f"{lines.where(index)}: not the record that a file is complete")
+    if IMPORTED in ending and not _are_marks(ending[IMPORTED]):
+        raise UserError(f"{lines.where(index)}: {IMPORTED} is no list of marks that import= writes")
     return True
+
+
+def _are_marks(marks: Any) -> bool:
+    """Tell if these are the marks of imports: the file's sha256, when, and what a check of it came to."""
+    return isinstance(marks, list) and all(
+        isinstance(mark, dict)
+        and {"sha256", "when"} <= mark.keys() <= {"sha256", "when", "check"}
+        and all(isinstance(value, str) and len(value) <= MAX_MARK_CHARACTERS for value in mark.values())
+        for mark in marks
+    )
 
 
 def _check_sum(lines: JsonLines) -> None:

@@ -36,6 +36,10 @@ MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
 """Settings of every row of a mixer: its options as it was built, and all that the evaluation was set to. Of the latter
 those that tell rows apart are axes, see verdict/axes.py."""
 
+IMPORTED = "imported"
+"""Setting of every row of a cell that was measured elsewhere: a list of marks, one for each import, see
+comparison/imports.py."""
+
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
     *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),

@@ -319,6 +319,8 @@ class ComparisonSettings:
     """File that gets the rows of all finished cells; nothing is run."""
     imported: str | None
     """File of such rows, made elsewhere, that are taken over first."""
+    import_check: int = setting(0, minimum=0)
+    """Number of the trainings that are taken over which run again here and are compared first."""
     freeze: bool = False
     """Write down what will be measured and judged, before anything is scored; nothing is run."""
     launcher: str = setting("local", choices=("local", "slurm"))

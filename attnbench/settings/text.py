@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import stat
 from contextlib import nullcontext
@@ -21,6 +22,30 @@ from attnbench.settings.errors import UserError, printable
 MAX_JSON_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 2**18
 """Longest yaml: the parser takes seconds for it, and a run's config.yaml has three thousand bytes."""
+
+PATH = r"(?:~[\w.-]*|\.\.(?:/\.\.)*)?/"
+"""Beginning of a path that is absolute, in a home or outside of the folder that a command ran in."""
+
+WHOLE_PATH = re.compile(rf"(?P<setting>[+~]*[\w.@-]+=)?{PATH}.*")
+PATH_IN_TEXT = re.compile(
+    rf"(?<=')(?P<setting>[+~]*[\w.@-]+=)?{PATH}(?:[^/'\n]*/)*(?P<quoted>[^/'\n]+)(?=')"
+    rf"|(?<![\w.:/~<>]){PATH}(?:[^\s/'\",;:()\[\]{{}}<>]+/)*(?P<name>[^\s/'\",;:()\[\]{{}}<>]+)"
+)
+
+
+def without_paths(value: Any) -> Any:
+    """Reduce absolute paths in JSON's types to their last names: they hold user names, and name nothing elsewhere."""
+    if isinstance(value, dict):
+        return {name: without_paths(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    whole = WHOLE_PATH.fullmatch(value)
+    # A word of a command line or a value is one path, whatever characters its names have.
+    if whole is not None and not re.search(rf"[\s,:]{PATH}", value):
+        return (whole["setting"] or "") + Path(value).name
+    return PATH_IN_TEXT.sub(lambda found: (found["setting"] or "") + (found["quoted"] or found["name"]), value)
 
 
 def printable_text(text: str) -> str:

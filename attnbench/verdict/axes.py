@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.results.protocol import PROTOCOL
-from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Identity, ResultRow
+from attnbench.results.rows import EVALUATION_OPTIONS, IMPORTED, MIXER_OPTIONS, Identity, ResultRow
 
 PER_RUN = (
     *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "backend"),
     *("stack", "stack_too_large", "compiled"),
-    *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL),
+    *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL, IMPORTED),
 )
 """Settings of a run that are no axis, and may differ between the seeds of one figure. Options of an evaluation that do
 differ become axes first, see `with_options_as_axes`."""

@@ -1,11 +1,13 @@
 """Order of a comparison: what was frozen, what was scored, and if the first came first and still holds."""
 
+import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from attnbench.results.protocol import PROTOCOL, rules
-from attnbench.results.rows import ResultRow, is_search
+from attnbench.results.rows import IMPORTED, ResultRow, is_search
 from attnbench.verdict.rates import Choice
 
 SIDES = ("first", "second")
@@ -62,6 +64,32 @@ def frozen_sentence(
     faults = [fault for fault in faults if fault]
     where = f"Frozen on {freeze['frozen']} at commit {freeze['commit'] or 'unknown'}"
     return f"{where}, but {'; '.join(faults)}." if faults else f"{where}, before the first score."
+
+
+def imported_cells(rows: Iterable[ResultRow]) -> dict[str, Any]:
+    """Count the cells of rows, those that were imported, and those of each mark; empty where none was imported."""
+    marks: dict[tuple[str, str], list[Any]] = {}
+    for row in rows:
+        identity = row.identity
+        given = row.measurement.settings.get(IMPORTED)
+        marks[identity.run, identity.config_hash] = given if isinstance(given, list) else []
+    imported = [given for given in marks.values() if given]
+    counts = Counter(json.dumps(mark, sort_keys=True) for given in imported for mark in given)
+    files = [{"cells": number, **mark} for text, number in counts.items() if isinstance(mark := json.loads(text), dict)]
+    return {"cells": len(imported), "of": len(marks), "files": files} if imported else {}
+
+
+def imported_sentence(rows: Iterable[ResultRow]) -> str:
+    """Say how many cells were not measured here, and from which files they came; empty where all were."""
+    found = imported_cells(rows)
+    if not found:
+        return ""
+    files = [
+        f"{it['cells']} on {it.get('when')} from the file of sha256 {str(it.get('sha256'))[:12]}"
+        f" ({it.get('check', 'none was trained again here')})"
+        for it in found["files"]
+    ]
+    return f"Imported, not measured here: {found['cells']} of {found['of']} results, {'; '.join(files)}."
 
 
 def _order(frozen: str, first_scored: str | None) -> str:

@@ -403,6 +403,39 @@ def test_a_frozen_plan_goes_on_frozen_elsewhere(scored_plan, text, tmp_path):
     other = carried_out(replace(settings(text, tmp_path / "other"), imported=str(carried)))
     assert frozen(other) == frozen(scored_plan)
     assert read_inputs(other).frozen == read_inputs(scored_plan).frozen
+    inputs = read_inputs(other)
+    assert re.match(
+        r"Imported, not measured here: 18 of 18 results, 18 on 20\S+ from the file of sha256", inputs.imported
+    )
+    assert json.loads((other / "comparison.json").read_text())["imported"]["cells"] == 18
+    publish_comparison(other, tmp_path / "published", title="little")
+    assert inputs.imported in (tmp_path / "published" / "README.md").read_text()
+    assert read_inputs(tmp_path / "published").imported == inputs.imported
+
+
+def test_a_freeze_is_not_imported_over_scores_nor_for_another_plan(scored_plan, text, tmp_path, caplog):
+    carried, other = tmp_path / "cells.jsonl", tmp_path / "other"
+    carried_out(replace(settings(text, scored_plan.parent), exported=str(carried)))
+    freeze = [line for line in carried.read_text().splitlines() if '"freeze.json"' in line]
+    (tmp_path / "freeze.jsonl").write_text(freeze[0] + "\n")
+    # Scored first, and given a freeze of before afterwards.
+    without = [line for line in carried.read_text().splitlines(keepends=True) if line.strip() not in freeze]
+    (tmp_path / "without.jsonl").write_text("".join(without))
+    carried_out(replace(settings(text, other), imported=str(tmp_path / "without.jsonl")))
+    folder = carried_out(replace(settings(text, other), imported=str(tmp_path / "freeze.jsonl")))
+    assert "its freeze.json is left out, as 18 cells were scored" in caplog.text
+    assert not (folder / "freeze.json").exists()
+    assert read_inputs(folder).frozen.startswith(NOT_FROZEN)
+    # In an empty folder it may be taken, but only by the plan that it is of.
+    changed = replace(settings(text, tmp_path / "changed", probe_seeds=[*range(8)]), imported=str(carried))
+    with pytest.raises(UserError, match=r"freeze\.json: probe_seeds was frozen as .* another plan"):
+        carried_out(changed)
+    assert not any((tmp_path / "changed" / "little").glob("*"))
+
+
+def test_no_absolute_path_is_frozen_or_recorded(scored_plan, text):
+    assert str(text) not in (scored_plan / "freeze.json").read_text()
+    assert str(scored_plan.parent) not in (scored_plan / "comparison.json").read_text()
 
 
 def test_the_report_tests_what_the_plan_does_and_nothing_else(text, tmp_path):

@@ -20,7 +20,6 @@ from attnbench.cli.compose import CONF, compose
 from attnbench.comparison import cells, compare
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
-from attnbench.comparison.transfer import import_cells
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.versus import write_versus
@@ -75,7 +74,7 @@ def plan(evaluations: Sequence[str] = ("perplexity",), words: Sequence[str] = ()
 
 
 def settings(outputs: Path, **changed: Any) -> ComparisonSettings:
-    of_command = {name: changed.pop(name) for name in ("freeze", "exported") if name in changed}
+    of_command = {name: changed.pop(name) for name in ("freeze", "exported", "imported") if name in changed}
     return comparison_settings(plan(**changed), outputs, **of_command)
 
 
@@ -138,7 +137,7 @@ def test_a_verdict_of_each_corpus_and_their_count(compared):
     assert all(f"test PPL on {name}" in text for name in CORPORA)
 
 
-def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(compared, tmp_path):
+def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(compared, my_conf, tmp_path):
     folder, _ = compared
     page = write_report(folder, target=tmp_path / "report").read_text()
     assert "Over corpora</h2>" in page
@@ -155,7 +154,11 @@ def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(com
     again = read_inputs(tmp_path / "published")
     names = {row.identity.evaluation for row in again.rows}
     assert names == {"copy", *(f"{it} on {name}" for it in ("training", "perplexity") for name in CORPORA)}
-    assert import_cells(tmp_path / "published" / "cells.jsonl.gz", tmp_path / "elsewhere") == 2 + 2 * 12
+    source = tmp_path / "published" / "cells.jsonl.gz"
+    carried = {"evaluations": ("copy", "perplexity"), "reference": None, "imported": str(source)}
+    taken = carried_out(settings(tmp_path / "elsewhere", **carried), my_conf)
+    assert len([*taken.glob("**/results/*.jsonl")]) == 2 + 2 * 12
+    assert record(taken)["imported"]["cells"] == 2 + 2 * 12
 
 
 def test_cells_are_those_of_a_plan_on_one_corpus_alone(compared, my_conf, tmp_path):

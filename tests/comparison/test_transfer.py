@@ -1,27 +1,50 @@
 """Results carried from one machine to another: what is taken over, and what is refused whole."""
 
 import gzip
+import hashlib
 import json
+import math
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from probe_settings import probe_settings
+from small import comparison_settings, identity_of, in_this_process
 
+from attnbench.comparison import cells as running
 from attnbench.comparison import transfer
 from attnbench.comparison.cells import Cell, execute
+from attnbench.comparison.imports import check_together, check_value, compare_again, import_cells
 from attnbench.comparison.search import searches_of_probe
-from attnbench.comparison.transfer import export_cells, import_cells
+from attnbench.comparison.transfer import export_cells, with_ending
+from attnbench.results.files import MAX_LINE_BYTES
 from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_tables import read_csv, write_csv
+from attnbench.results.rows import IMPORTED, Measurement, ResultRow
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import PlanSettings
+
+
+def plan_in(outputs: Path) -> Any:
+    """A plan of two cells, as far as an import asks one."""
+    settings = probe_settings(outputs, copy_learning_rates=[1e-2, 3e-2])
+    [search] = searches_of_probe(settings, settings.evaluations[0])
+    folder = search.prepared.folder.parents[1]
+    plan = PlanSettings(
+        name="demo", overrides=[], variants={}, evaluations=[], seeds=[], probe_seeds=[], learning_rates=None
+    )
+    given = comparison_settings(plan, outputs)
+    scored = {"all_searches": lambda: [search], "scored_seeds": lambda search: []}
+    return SimpleNamespace(folder=folder, searches=search.cells, timed=list, settings=given, **scored)
 
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory) -> list[Cell]:
     """Two finished cells of one experiment; tests only read them."""
-    settings = probe_settings(tmp_path_factory.mktemp("outputs"), copy_learning_rates=[1e-2, 3e-2])
-    [search] = searches_of_probe(settings, settings.evaluations[0])
-    found = search.cells()
+    found = plan_in(tmp_path_factory.mktemp("outputs")).searches()
     for cell in found:
         execute(cell)
     return found
@@ -42,14 +65,20 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def numbers(folder: Path) -> dict[str, list[bytes]]:
+    """The same without the last line of results, which says where they are from."""
+    split = {name: content.splitlines() for name, content in files(folder).items()}
+    return {name: lines[:-1] if name.endswith(".jsonl") else lines for name, lines in split.items()}
+
+
 def test_a_file_that_cannot_be_written_is_an_error_that_names_it(experiment, tmp_path):
     with pytest.raises(UserError, match=f"^export={tmp_path}: Is a directory"):
         export_cells(experiment, tmp_path)
 
 
 def test_rows_settings_and_environments_are_carried_and_nothing_else(cells, experiment, exported, tmp_path):
-    assert import_cells(exported, tmp_path / "other") == 2
-    taken, own = files(tmp_path / "other"), files(experiment)
+    assert import_cells(exported, tmp_path / "other", plan_in) == 2
+    taken, own = numbers(tmp_path / "other"), numbers(experiment)
     assert taken == {name: own[name] for name in taken}
     assert {Path(name).suffix for name in taken} == {".jsonl", ".json", ".yaml"}
     assert not any("checkpoint" in name or "metrics" in name for name in taken)
@@ -62,10 +91,10 @@ def test_what_is_complete_is_kept_and_what_was_cut_off_replaced(cells, experimen
     first, second = (tmp_path / "here" / cell.results[0].relative_to(experiment) for cell in cells)
     second.write_text(second.read_text().splitlines()[0])
     before = first.stat().st_mtime_ns
-    assert import_cells(exported, tmp_path / "here") == 1
+    assert import_cells(exported, tmp_path / "here", plan_in) == 1
     assert first.stat().st_mtime_ns == before
-    assert read_results(second) == read_results(cells[1].results[0])
-    assert import_cells(exported, tmp_path / "here") == 0
+    assert [row.identity for row in read_results(second)] == [row.identity for row in read_results(cells[1].results[0])]
+    assert import_cells(exported, tmp_path / "here", plan_in) == 0
 
 
 def test_what_was_cut_off_is_not_exported(cells, experiment, tmp_path):
@@ -75,9 +104,6 @@ def test_what_was_cut_off_is_not_exported(cells, experiment, tmp_path):
     assert export_cells(tmp_path / "here", tmp_path / "rows.jsonl") == 1
     with pytest.raises(UserError, match="no complete results"):
         export_cells(tmp_path / "nothing", tmp_path / "rows.jsonl")
-
-
-LEGAL = "cells/copy-softmax-0123abcd/environment.json"
 
 
 @pytest.mark.parametrize(
@@ -110,38 +136,247 @@ def test_a_path_that_is_no_cell_s_is_refused_and_nothing_written(path, exported,
     refused(lines, tmp_path, r"rows\.jsonl:3: not a line that export= writes")
 
 
-def refused(lines: list[str], tmp_path: Path, message: str, experiment: str = "outputs/other") -> None:
+def refused(lines: list[str], tmp_path: Path, message: str, experiment: str = "outputs/other", check: int = 0) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("\n".join(lines))
+    (tmp_path / experiment).mkdir(parents=True, exist_ok=True)
     before = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
     with pytest.raises(UserError, match=message):
-        import_cells(source, tmp_path / experiment)
+        import_cells(source, tmp_path / experiment, plan_in, check=check)
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == before
 
 
+def carried(exported: Path, name: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """The lines of a file of cells, and the first of them whose path ends so."""
+    lines = [json.loads(line) for line in exported.read_text().splitlines()]
+    return lines, next(line for line in lines if line["path"].endswith(name))
+
+
 @pytest.mark.parametrize(
-    ("path", "text"),
+    ("name", "text", "message"),
     [
-        (LEGAL, "no json"),
-        (LEGAL, "[1, 2]"),
-        ("cells/x/config.yaml", "a: [1"),
-        ("cells/x/config.yaml", "!!python/object/apply:os.system ['true']"),
-        ("cells/x/config.yaml", "only text"),
-        ("cells/x/results/copy-0123abcd.jsonl", "no json\n"),
-        ("cells/x/results/copy-0123abcd.jsonl", '{"schema": 1, "complete": true, "num_rows": 0}\n'),
-        ("cells/x/results/copy-0123abcd.jsonl", '{"schema": 1, "complete": true, "num_rows": 3}\n'),
-        ("cells/x/results/copy-0123abcd.jsonl", ""),
+        ("environment.json", "no json", "cannot be read"),
+        ("environment.json", "[1, 2]", "cannot be read .no names and values"),
+        ("environment.json", " " * 2**20, "longer than the 16384 characters"),
+        ("config.yaml", "a: [1", "cannot be read"),
+        ("config.yaml", "!!python/object/apply:os.system ['true']", "cannot be read"),
+        ("config.yaml", "only text", "cannot be read .no names and values"),
+        (".jsonl", "no json\n", "not a JSON object"),
+        (".jsonl", '{"schema": 1, "complete": true, "num_rows": 0}\n', "has no rows"),
+        (".jsonl", '{"schema": 1, "complete": true, "num_rows": 3}\n', "its last record counts 3"),
+        (".jsonl", "", "the end lacks the record"),
     ],
 )
-def test_content_that_is_not_what_its_name_says_is_refused(path, text, exported, tmp_path):
-    lines = [*exported.read_text().splitlines(), json.dumps({"path": path, "text": text})]
-    refused(lines, tmp_path, "is not what its name says")
+def test_content_that_is_not_what_its_name_says_is_refused(name, text, message, exported, tmp_path):
+    lines, line = carried(exported, name)
+    line["text"] = text
+    refused([json.dumps(line) for line in lines], tmp_path, rf"rows\.jsonl:\d+: cells/.*{message}")
 
 
-def test_rows_under_the_name_of_another_cell_are_refused(exported, tmp_path):
+@pytest.mark.parametrize(
+    "folder", ["comparison.json", "freeze.json", "report", "cells", "cells/x", "copy-softmax-0123abcd/cells/a-0123abcd"]
+)
+def test_a_folder_of_no_cell_s_name_is_refused(folder, exported, tmp_path):
+    lines = [*exported.read_text().splitlines(), json.dumps({"path": f"{folder}/config.yaml", "text": "a: 1"})]
+    refused(lines, tmp_path, "not a line that export= writes")
+
+
+def test_cells_of_no_plan_are_left_out_and_counted(cells, experiment, exported, tmp_path, caplog):
+    lines, _ = carried(exported, ".jsonl")
+    many = [
+        {"path": line["path"].replace("copy-softmax", f"copy-softmax{index}"), "text": line["text"]}
+        for index in range(100)
+        for line in lines
+    ]
+    exported.write_text("".join(json.dumps(line) + "\n" for line in [*many, *lines]))
+    with caplog.at_level("INFO", logger="attnbench"):
+        assert import_cells(exported, tmp_path / "other", plan_in) == 2
+    assert f"{200} of its {202} cells are none of this plan's, and left out" in caplog.text
+    assert len([*(tmp_path / "other" / "cells").iterdir()]) == 2
+
+
+def altered_row(text: str, **changed: Any) -> str:
+    """Rows of a results file with another value of a column, or of the one metric that `of` names, and a checksum that
+    holds."""
+    *rows, ending = map(json.loads, text.splitlines())
+    metric = changed.pop("of", None)
+    for row in rows:
+        if metric in (None, row["metric"]):
+            row |= {name: value for name, value in changed.items() if name != "settings"}
+            row["settings"] |= changed.get("settings", {})
+    return with_ending("".join(json.dumps(row) + "\n" for row in rows), ending)
+
+
+FORGERIES = {
+    "seed": {"seed": 7},
+    "variant": {"variant": "linear"},
+    "mixer": {"mixer": "LinearAttention"},
+    "backend": {"backend": "triton"},
+    "model": {"model": "other"},
+    "parameters": {"parameters": 12},
+    "seq_len": {"seq_len": 5},
+    "precision": {"precision": "bfloat16"},
+    "corpus": {"corpus": "embedded@000000000000"},
+    "evaluation": {"evaluation": "recall"},
+    "config_hash": {"config_hash": "01234567"},
+    "run": {"run": "another"},
+    "environment": {"environment": "01234567"},
+    "device": {"device": "NVIDIA H100"},
+    "commit": {"commit": "0123456789ab"},
+    "settings.learning_rate": {"settings": {"learning_rate": 0.5}},
+    "settings.mixer_options.conv_size": {"settings": {"mixer_options": {"conv_size": 9}}},
+    "settings.evaluation_options": {"settings": {"evaluation_options": {"num_steps": 9}}},
+    "selection: value 1.5 is no share": {"of": "selection", "value": 1.5},
+    "selection: value 0.5 lies outside": {"of": "selection", "value": 0.5, "low": 0.6, "high": 0.7},
+    "steps_trained: there are two rows": {"of": "parameters", "metric": "steps_trained"},
+}
+
+
+@pytest.mark.parametrize("field", FORGERIES)
+def test_a_forged_field_of_a_row_is_refused_by_its_name(field, exported, tmp_path):
+    lines, line = carried(exported, ".jsonl")
+    line["text"] = altered_row(line["text"], **FORGERIES[field])
+    refused([json.dumps(line) for line in lines], tmp_path, rf"rows\.jsonl:\d+: cells/.*{re.escape(field)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("config.yaml", "seed: 1000000", "seed: 3", "config.yaml: seed: 3 is given, and the plan's cell has 1000000"),
+        ("config.yaml", "learning_rate: 0.01", "learning_rate: 0.5", "config.yaml: train.learning_rate: 0.5"),
+        ("config.yaml", "dim: ", "dim: 1", "config.yaml: task.model.dim"),
+        ("config.yaml", "config_hash: ", "config_hash: x", "config.yaml: config_hash"),
+        ("environment.json", '"torch": "', '"torch": "9', "row 1: environment: "),
+        ("environment.json", '"dirty": ', '"clean": 1, "dirty": ', "row 1: environment: "),
+    ],
+)
+def test_a_forged_config_or_environment_is_refused_by_its_name(name, before, after, message, exported, tmp_path):
+    lines, line = carried(exported, name)
+    assert before in line["text"]
+    line["text"] = line["text"].replace(before, after, 1)
+    refused([json.dumps(line) for line in lines], tmp_path, re.escape(message))
+
+
+def test_a_cell_in_the_folder_of_another_is_refused(cells, exported, tmp_path):
     lines = [json.loads(line) for line in exported.read_text().splitlines()]
-    lines[-1]["path"] = lines[-1]["path"][: -len("01234567.jsonl")] + "01234567.jsonl"
-    refused([json.dumps(line) for line in lines], tmp_path, "is not what its name says .rows of copy-")
+    one, other = (cell.folder.name for cell in cells)
+    for line in lines:
+        name = other if one in line["path"] else one
+        line["path"] = f"cells/{name}/{line['path'].split('/', 2)[2]}".replace(
+            *((one, other) if name == other else (other, one))
+        )
+        line["path"] = re.sub(r"copy-[0-9a-f]{8}\.jsonl", f"copy-{name[-8:]}.jsonl", line["path"])
+    refused([json.dumps(line) for line in lines], tmp_path, "config.yaml: ")
+
+
+def measured(**values: float | tuple[float, str]) -> list[ResultRow]:
+    settings = {"split": "test", "checkpoint": "best"}
+    return [
+        ResultRow(
+            identity=identity_of(), measurement=Measurement(metric=it, value=value, unit="nat", settings=settings)
+        )
+        for it, value in values.items()
+    ]
+
+
+def test_a_perplexity_and_bits_are_those_of_their_nats():
+    nats = 1.3
+    true = {"nats_per_character": nats, "perplexity": math.exp(nats), "bits_per_character": nats / math.log(2)}
+    check_together(measured(**true), is_of_characters=True)
+    for metric in ("perplexity", "bits_per_character"):
+        with pytest.raises(ValueError, match=f"^{metric}: value .* is not that of its nats"):
+            check_together(measured(**true | {metric: true[metric] * 0.999}), is_of_characters=True)
+    # Of tokens that are longer it is of other nats.
+    check_together(measured(**true | {"perplexity": 30.0}), is_of_characters=False)
+    with pytest.raises(ValueError, match=r"^nats_per_character: value -0\.1 is below 0"):
+        check_value(measured(nats_per_character=-0.1)[0].measurement)
+
+
+def test_an_imported_cell_says_so_in_every_row_and_goes_on_saying_so(exported, cells, experiment, tmp_path):
+    import_cells(exported, tmp_path / "other", plan_in)
+    path = tmp_path / "other" / cells[0].results[0].relative_to(experiment)
+    [mark] = read_results(path)[0].measurement.settings[IMPORTED]
+    assert mark["sha256"] == hashlib.sha256(exported.read_bytes()).hexdigest()
+    assert all(row.measurement.settings[IMPORTED] == [mark] for row in read_results(path))
+    write_csv(read_results(path), tmp_path / "results.csv")
+    assert read_csv(tmp_path / "results.csv") == read_results(path)
+    export_cells(tmp_path / "other", tmp_path / "again.jsonl")
+    import_cells(tmp_path / "again.jsonl", tmp_path / "third", plan_in)
+    marks = read_results(tmp_path / "third" / path.relative_to(tmp_path / "other"))[0].measurement.settings[IMPORTED]
+    assert (marks[0], len(marks)) == (mark, 2)
+
+
+def test_an_import_check_trains_cells_again_and_refuses_other_numbers(
+    exported, cells, experiment, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(running, "run_in_processes", in_this_process)
+    checked = import_cells(exported, tmp_path / "other", plan_in, check=2)
+    path = tmp_path / "other" / cells[0].results[0].relative_to(experiment)
+    assert (checked, read_results(path)[0].measurement.settings[IMPORTED][0]["check"]) == (
+        2,
+        "2 of 2 trainings ran again: 2 equal",
+    )
+    lines, line = carried(exported, ".jsonl")
+    [score] = [row["value"] for row in map(json.loads, line["text"].splitlines()) if row.get("metric") == "selection"]
+    # As little as one answer more, which no other check can tell.
+    line["text"] = altered_row(line["text"], of="selection", value=score + 1e-4)
+    lines = [json.dumps(line) for line in lines]
+    refused(lines, tmp_path, "import_check=2: .*selection: .* was given, and .* came out", check=2)
+
+
+def test_a_check_on_another_machine_allows_what_it_says():
+    before = measured(perplexity=3.0)
+    assert compare_again(before, measured(perplexity=3.1), is_same=False) is None
+    assert "perplexity: 3.0 was given, and 3.2 came out" in str(
+        compare_again(before, measured(perplexity=3.2), is_same=False)
+    )
+    assert compare_again(before, measured(perplexity=3.0), is_same=True) is None
+    assert compare_again(before, measured(perplexity=3.0000001), is_same=True) is not None
+
+
+def test_what_is_exported_is_imported_long_results_too_and_beside_files_of_the_user(cells, experiment, tmp_path):
+    shutil.copytree(experiment, tmp_path / "here")
+    path = tmp_path / "here" / cells[0].results[0].relative_to(experiment)
+    *rows, ending = path.read_text().splitlines()
+    more = [
+        json.dumps(row | {"settings": row["settings"] | {"position": index}})
+        for index in range(1000)
+        for row in [json.loads(rows[0])]
+    ]
+    path.write_text(with_ending("\n".join([*rows, *more]) + "\n", json.loads(ending) | {"num_rows": len(rows) + 1000}))
+    assert path.stat().st_size > MAX_LINE_BYTES
+    for name in ("my copy.jsonl", "notes-12.jsonl"):
+        shutil.copy(path, path.with_name(name))
+    (path.parents[1] / "environment of mine.json").write_text("{}")
+    assert export_cells(tmp_path / "here", tmp_path / "rows.jsonl") == 2
+    assert import_cells(tmp_path / "rows.jsonl", tmp_path / "other", plan_in) == 2
+    (path.parents[1] / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"config\.yaml is missing, and import= takes no cell without"):
+        export_cells(tmp_path / "here", tmp_path / "rows.jsonl")
+
+
+def test_no_absolute_path_is_exported(experiment, tmp_path):
+    shutil.copytree(experiment, tmp_path / "here")
+    path = next((tmp_path / "here").glob("cells/*/results/*.jsonl"))
+    *rows, ending = path.read_text().splitlines()
+    row = json.loads(rows[0]) | {"value": None, "status": "failed", "reason": "/home/alice/outputs/x: disk is full"}
+    path.write_text(with_ending("\n".join([json.dumps(row), *rows[1:]]) + "\n", json.loads(ending)))
+    config = path.parents[1] / "config.yaml"
+    config.write_text(
+        config.read_text() + "outputs_dir: /home/alice b/outputs\ndata:\n  path: ../../alice/my text.txt\n"
+    )
+    freeze = {"command": "python scripts/compare.py 'data.path=/home/alice b/t.txt' outputs_dir=~/x", "frozen": "now"}
+    (tmp_path / "here" / "freeze.json").write_text(json.dumps(freeze))
+    export_cells(tmp_path / "here", tmp_path / "rows.jsonl")
+    text = (tmp_path / "rows.jsonl").read_text()
+    assert "alice" not in text
+    assert "outputs_dir: outputs" in text
+    assert "path: my text.txt" in text
+    assert "'data.path=t.txt' outputs_dir=x" in text
+    # The checksum is that of the rows as they are carried.
+    _, line = carried(tmp_path / "rows.jsonl", f"{path.parents[1].name}/results/{path.name}")
+    (tmp_path / "copy.jsonl").write_text(line["text"])
+    assert read_results(tmp_path / "copy.jsonl")[0].measurement.reason == "x: disk is full"
 
 
 def test_a_torn_an_altered_and_an_empty_file_are_refused(exported, tmp_path):
@@ -151,7 +386,7 @@ def test_a_torn_an_altered_and_an_empty_file_are_refused(exported, tmp_path):
     refused([], tmp_path, "is empty")
     refused(["{}"], tmp_path, "not a line that export= writes")
     with pytest.raises(UserError, match="cannot be read"):
-        import_cells(tmp_path / "nothing.jsonl", tmp_path / "other")
+        import_cells(tmp_path / "nothing.jsonl", tmp_path / "other", plan_in)
 
 
 def test_a_packed_file_has_the_same_cells_and_equal_bytes_each_time(experiment, exported, tmp_path):
@@ -162,9 +397,9 @@ def test_a_packed_file_has_the_same_cells_and_equal_bytes_each_time(experiment, 
     # Names differ; times, the header's bytes 4 to 7, would in another second.
     assert packed[0].read_bytes() == packed[1].read_bytes()
     assert packed[0].read_bytes()[4:8] == bytes(4)
-    assert import_cells(packed[0], tmp_path / "packed") == 2
-    assert import_cells(exported, tmp_path / "plain") == 2
-    assert files(tmp_path / "packed") == files(tmp_path / "plain")
+    assert import_cells(packed[0], tmp_path / "packed", plan_in) == 2
+    assert import_cells(exported, tmp_path / "plain", plan_in) == 2
+    assert numbers(tmp_path / "packed") == numbers(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +419,7 @@ def test_a_packed_file_that_is_none_or_unpacks_to_too_much_is_refused(
     path.write_bytes(damaged(path.read_bytes()))
     monkeypatch.setattr(transfer, "MAX_CELLS_BYTES", 2**19)
     with pytest.raises(UserError, match=message):
-        import_cells(path, tmp_path / "other")
+        import_cells(path, tmp_path / "other", plan_in)
     assert not (tmp_path / "other").exists()
 
 

@@ -25,7 +25,7 @@ from attnbench.cli.commands import read_prompt
 from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison import transfer
-from attnbench.comparison.transfer import import_cells
+from attnbench.comparison.transfer import read_cells
 from attnbench.data import texts as corpora
 from attnbench.data.texts import read_text
 from attnbench.mixers.base import Mixer
@@ -206,7 +206,7 @@ def test_json_is_bounded(text):
 def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "MAX_CELLS_BYTES", MAX_JSON_BYTES)
     (tmp_path / "rows.jsonl").write_bytes(content)
-    for read in (read_results, lambda path: import_cells(path, tmp_path / "outputs")):
+    for read in (read_results, read_cells):
         with pytest.raises(UserError, match=r"rows\.jsonl: (longer|more) than"):
             read(tmp_path / "rows.jsonl")
 
@@ -246,8 +246,8 @@ def test_an_alias_which_makes_gigabytes_of_a_few_bytes_is_refused(tmp_path):
 READERS = {
     "text.txt": lambda path: str(read_text(path)),
     "text.parquet": lambda path: str(read_text(path)),
-    "cells.jsonl": lambda path: import_cells(path, path.parent / "outputs"),
-    "cells.jsonl.gz": lambda path: import_cells(path, path.parent / "outputs"),
+    "cells.jsonl": read_cells,
+    "cells.jsonl.gz": read_cells,
     "results/rows.jsonl": read_results,
     "metrics.jsonl": read_metrics,
     "results.csv": read_csv,

@@ -4,7 +4,7 @@ outputs/<experiment>/cells/<evaluation>-<variant>-<model>-T<seq_len>-<hash>/
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class SystemJob(Job):
-    """A system evaluation of a run's mixer, for a process that has done nothing else."""
+    """A system evaluation of a run's mixer, for a process that has done nothing else.
 
-    def __init__(self, run: Run, settings: EvaluationSettings) -> None:
+    Args:
+        there: `environment.timed_entries` of another machine that measured it; None: this one's.
+    """
+
+    def __init__(self, run: Run, settings: EvaluationSettings, there: Mapping[str, Any] | None = None) -> None:
         self.run, self.settings, given = run, settings, run.settings
         code = code_of([settings.target], ["evals", "timing"])
         self.label = f"{settings.name} {run.mixer}"
         self.experiment, self.evaluation = given.experiment, settings.name
-        identity = [run.config_hash, settings.target, settings.options, machine(run.device, ROOT)]
+        identity = [run.config_hash, settings.target, settings.options, there or machine(run.device, ROOT)]
         self.config_hash = hash_with_code(identity, code)
         words = [settings.name, given.mixer.name, given.model.name, f"T{given.seq_len}", self.config_hash]
         self.folder = Path(given.outputs_dir) / given.experiment / "cells" / "-".join(words)

@@ -1,0 +1,534 @@
+"""Import of cells from elsewhere: each is compared with the plan's own cell, then all are taken over, or none.
+
+What is written: the cells that the plan has and that are not complete here, each results file with a mark of where it
+comes from, which every row of it shows for good.
+"""
+
+import json
+import logging
+import math
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.comparison.cells import Cell, run_here, system_cell
+from attnbench.comparison.freeze import FREEZE, MISSING, changed_since, first_difference, scored_folders, shown_value
+from attnbench.comparison.plan import Comparison
+from attnbench.comparison.search import Search, rounds
+from attnbench.comparison.transfer import CarriedCells, read_cells, with_ending
+from attnbench.comparison.variants import Compose
+from attnbench.evals.runners.checkpoint import EvaluationJob
+from attnbench.evals.runners.system import SystemJob
+from attnbench.machine.environment import environment_id, timed_entries
+from attnbench.results.files import replace_file
+from attnbench.results.job import Job, is_whole, measured_by
+from attnbench.results.row_files import parse_results, read_results
+from attnbench.results.rows import IMPORTED, Measurement, ResultRow
+from attnbench.settings.errors import UserError
+from attnbench.settings.schema import MAX_VARIANTS, ComparisonSettings
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded, without_paths
+from attnbench.training.job import TrainingJob
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-6
+"""Largest relative difference of a perplexity, or bits, from those of the nats beside it."""
+
+CHECK_TOLERANCE = 0.05
+"""Largest difference of a score that a training on another machine may show in `import_check`: of an accuracy itself,
+of other scores in relation to them."""
+
+BY_EXECUTION = ("stack", "stack_too_large", "compiled")
+"""Settings of rows that depend on how a cell was run, and not on what it is."""
+
+NOT_COMPARED = ("experiment", "outputs_dir", "logger", "evaluations", "named_options", "device")
+"""Entries of a config.yaml that are none of the training's, or stand in its identity as they were resolved."""
+
+TRAINED = re.compile(r"(?P<of>.+?)(-lr[0-9.e+-]+)?-seed(?P<seed>\d{1,9})-[0-9a-f]{8}")
+"""Folder of a training, by what it is of and its seed."""
+
+PlanIn = Callable[[Path], Comparison]
+"""From a folder of outputs to the plan with its cells there."""
+
+
+def import_for(
+    settings: ComparisonSettings, compose: Compose, source: Path, claim: dict[str, Any] | None = None
+) -> None:
+    """Take cells over into a plan's folder, which the caller holds; see `import_cells`."""
+
+    def plan_in(outputs: Path) -> Comparison:
+        # All seeds that looks may ask for, and nothing to wandb of a training that runs again.
+        plan, logger = replace(settings.plan, in_looks=False), replace(settings.logger, mode="none")
+        return Comparison(replace(settings, plan=plan, logger=logger, outputs_dir=str(outputs)), compose)
+
+    folder = Path(settings.outputs_dir) / settings.plan.name
+    number = import_cells(source, folder, plan_in, check=settings.import_check, claim=claim)
+    log.info(f"{number} results taken over from {source}")
+
+
+def import_cells(
+    source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0, claim: dict[str, Any] | None = None
+) -> int:
+    """Take over the cells that `export_cells` wrote and that are not complete here; return how many results are new.
+
+    Args:
+        folder: of the experiment; held by the caller.
+        check: trainings of them that run again here and are compared, before anything is taken over.
+        claim: see `freeze.changed_since`.
+
+    Raises:
+        UserError: the file cannot be read; a cell is not what the plan's own is, and where; a training that ran again
+            came to another result; or a path here is a symbolic link. Nothing is taken over then.
+    """
+    cells = read_cells(source)
+    with _staging(folder) as staging:
+        plan = plan_in(staging)
+        stager = _Stager(cells, folder, plan.folder)
+        timed = [*plan.timed(), *(there for cell in plan.timed() for there in _timed_elsewhere(cell, plan, cells))]
+        trained = [cell for search in plan.all_searches() for cell in _trained_elsewhere(search, plan, cells)]
+        # Shorter trainings of searches are known from the results of those that were staged before.
+        for new in rounds(lambda: [*timed, *trained, *plan.searches()]):
+            for cell in {cell.folder: cell for cell in new}.values():
+                stager.stage(cell)
+        marks = {"sha256": cells.sha256, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+        if check:
+            marks["check"] = stager.check(plan, check)
+            log.info(f"import_check={check}: {marks['check']}")
+        freeze = _freeze_to_take(cells, folder, plan, claim)
+        taken = stager.taken(marks)
+        for path, text in taken.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(plan.folder / path, text)
+        # Results last: what is complete then has its environment beside it.
+        for path in sorted(taken, key=lambda path: path.endswith(".jsonl")):
+            (plan.folder / path).replace(folder / path)
+        if freeze is not None:
+            replace_file(folder / FREEZE, freeze)
+    others = len(cells.folders) - len(stager.found)
+    if others:
+        log.info(f"{source}: {others} of its {len(cells.folders)} cells are none of this plan's, and left out")
+    return stager.num_results
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Make a folder on the same disk, for what is not checked yet."""
+    staging = folder / ".import"
+    # Left by a process that was killed; nobody else is at it.
+    _remove(staging)
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+    finally:
+        _remove(staging)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _timed_elsewhere(cell: Cell, plan: Comparison, cells: CarriedCells) -> list[Cell]:
+    """List a timed cell under the names that it has on the machines which the file has it of."""
+    job = cell.jobs[0]
+    if not isinstance(job, SystemJob):
+        return []
+    prefix = cell.folder.relative_to(plan.folder).as_posix()[: -len("01234567")]
+    found = []
+    for name, files in cells.folders.items():
+        if re.fullmatch(re.escape(prefix) + "[0-9a-f]{8}", name) and "environment.json" in files:
+            stamp = _parsed(cells, f"{name}/environment.json", files["environment.json"])
+            for is_lowered in (False, True):
+                there = system_cell(SystemJob(job.run, job.settings, timed_entries(stamp, is_lowered=is_lowered)))
+                found += [there] if there.folder.name == Path(name).name else []
+    return found
+
+
+def _trained_elsewhere(search: Search, plan: Comparison, cells: CarriedCells) -> list[Cell]:
+    """List the whole trainings of a search and of what is scored at its rate, at the rates that the file has.
+
+    Which rate the plan scores shows once its search has all results; by then what was scored before is there.
+    """
+    seeds = {*plan.scored_seeds(search), *search.search_seeds}
+    parts = TRAINED.fullmatch(search.prepared.folder.relative_to(plan.folder).as_posix())
+    assert parts is not None
+    found, number = [], Counter()
+    for name, files in cells.folders.items():
+        given = TRAINED.fullmatch(name)
+        if given is None or given["of"] != parts["of"] or int(given["seed"]) not in seeds or "config.yaml" not in files:
+            continue
+        number[given["seed"]] += 1
+        if number[given["seed"]] > MAX_VARIANTS:
+            raise UserError(f"{cells.source}: {name}: more than {MAX_VARIANTS} trainings of one seed, as no plan has")
+        train = _parsed(cells, f"{name}/config.yaml", files["config.yaml"]).get("train")
+        rate = train.get("learning_rate") if isinstance(train, dict) else None
+        if isinstance(rate, float):
+            cell = search.cell(rate, int(given["seed"]), None)
+            found += [cell] if cell.folder.name == Path(name).name else []
+    return found
+
+
+def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: dict[str, Any] | None) -> str | None:
+    """Return the text of freeze.json where it may be taken over: not where anything was scored here, as it would then
+    say of these scores that it came before them.
+
+    Raises:
+        UserError: it is of another plan.
+    """
+    if cells.freeze is None or (folder / FREEZE).exists():
+        return None
+    content = _parsed(cells, FREEZE, cells.freeze)
+    if scored := scored_folders(folder):
+        log.warning(
+            f"{cells.source}: its freeze.json is left out, as {len(scored)} cells were scored or timed here without it"
+        )
+        return None
+    try:
+        changed = changed_since(plan, content, claim)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{cells.where(FREEZE)}: not what freeze=true writes ({error})") from None
+    if changed is not None:
+        raise UserError(f"{cells.where(FREEZE)}: {changed}; it is of another plan")
+    return cells.freeze
+
+
+class _Stager:
+    """Cells of a file on their way into an experiment.
+
+    Args:
+        folder: the experiment's.
+        staged: the folder that the plan looks for its cells in, in place of that one.
+    """
+
+    def __init__(self, cells: CarriedCells, folder: Path, staged: Path) -> None:
+        self.cells, self.folder, self.staged = cells, folder, staged
+        self.found: set[str] = set()
+        """Folders of the file that are cells of the plan."""
+        self.new: dict[str, Cell] = {}
+        """Cells that are taken over, by their folders."""
+        self.files: dict[str, dict[str, str]] = {}
+        """Their texts, by folder and name."""
+        self.num_results = 0
+
+    def stage(self, cell: Cell) -> None:
+        """Put a cell where the plan looks for it: the one that is complete here or, checked, that of the file."""
+        name = cell.folder.relative_to(self.staged).as_posix()
+        here, files = self.folder / name, self.cells.folders.get(name)
+        if files is not None:
+            self.found.add(name)
+            self._refuse_links(name, files)
+        whole = [path.name for job in cell.jobs if is_whole(path := here / "results" / job.results.name)]
+        carried = [job for job in cell.jobs if files is not None and f"results/{job.results.name}" in files]
+        new = [job for job in carried if job.results.name not in whole]
+        if files is not None and carried:
+            checked = self._checked(cell, name, files, carried)
+            if new:
+                self.new[name] = cell
+                self.files[name] = self._beside(here, checked) | {
+                    f"results/{job.results.name}": files[f"results/{job.results.name}"] for job in new
+                }
+                self.num_results += len(new)
+        (cell.folder / "results").mkdir(parents=True)
+        for path in whole:
+            (cell.folder / "results" / path).symlink_to((here / "results" / path).resolve())
+        for job in new:
+            assert files is not None
+            job.results.write_text(files[f"results/{job.results.name}"], encoding="utf-8")
+
+    def taken(self, mark: dict[str, str]) -> dict[str, str]:
+        """Return the texts to write by their paths in the experiment, results with a mark more."""
+        return {
+            f"{folder}/{name}": _marked(text, mark) if name.endswith(".jsonl") else text
+            for folder, files in self.files.items()
+            for name, text in files.items()
+        }
+
+    def _refuse_links(self, name: str, files: dict[str, str]) -> None:
+        """Raise UserError where a symbolic link might lead out of the experiment."""
+        for path in (f"{name}/{file}" for file in files):
+            parts = path.split("/")
+            paths = [self.folder.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+            link = next((path for path in paths if path.is_symlink()), None)
+            if link is not None:
+                raise UserError(f"{self.cells.where(path)}: {link} is a symbolic link, over which nothing is written")
+
+    def _beside(self, here: Path, files: dict[str, str]) -> dict[str, str]:
+        """Return config and environments that are not there, an environment other than the one there under its id."""
+        beside = {}
+        for name, text in files.items():
+            path = here / name
+            if name == "environment.json" and path.exists() and read_bounded(path, MAX_JSON_BYTES) != text:
+                name = f"environment-{environment_id(parse_json(text))}.json"
+            if not (here / name).exists():
+                beside[name] = text
+        return beside
+
+    def _checked(self, cell: Cell, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
+        """Compare a cell of the file with the plan's own; return the texts of its config and environments.
+
+        Raises:
+            UserError: file, line and field in which they differ.
+        """
+        cells, first = self.cells, cell.jobs[0]
+        if "config.yaml" not in files or "environment.json" not in files:
+            raise UserError(f"{cells.source}: {name}: comes without its config.yaml or environment.json")
+        texts = {file: text for file, text in files.items() if not file.endswith(".jsonl")}
+        path = f"{name}/config.yaml"
+        given = _parsed(cells, path, texts["config.yaml"])
+        found = _difference(_without(without_paths(given)), _without(without_paths(first.config())))
+        if found is not None:
+            raise UserError(f"{cells.where(path)}: {found}")
+        stamps = {}
+        for file in texts:
+            if file != "config.yaml":
+                stamp = _parsed(cells, f"{name}/{file}", texts[file])
+                stamps[environment_id(stamp)] = stamp
+                if file not in ("environment.json", f"environment-{environment_id(stamp)}.json"):
+                    raise UserError(f"{cells.where(f'{name}/{file}')}: has the id {environment_id(stamp)}")
+        for job in carried:
+            self._check_rows(job, f"{name}/results/{job.results.name}", files, stamps)
+        return texts
+
+    def _check_rows(self, job: Job, path: str, files: dict[str, str], stamps: dict[str, dict[str, Any]]) -> None:
+        where = self.cells.where(path)
+        copy = self.staged.parent / "checked.jsonl"
+        copy.write_text(files[f"results/{job.results.name}"], encoding="utf-8")
+        try:
+            rows = parse_results(copy)
+        except UserError as error:
+            raise UserError(
+                f"{where}: {str(error).replace(f'{copy}:', 'row ').replace(str(copy), 'its rows')}"
+            ) from None
+        finally:
+            copy.unlink()
+        if not rows:
+            raise UserError(f"{where}: has no rows")
+        for number, row in enumerate(rows, start=1):
+            try:
+                _check_identity(row, job, stamps)
+                _check_settings(row, job)
+                check_value(row.measurement)
+            except ValueError as error:
+                raise UserError(f"{where}: row {number}: {error}") from None
+        try:
+            check_together(rows, is_of_characters=_is_of_characters(job))
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    def check(self, plan: Comparison, number: int) -> str:
+        """Train some of the new cells again, drawn by the file's own hash, and compare; return what came out.
+
+        Raises:
+            UserError: one came to another result, or could not be trained.
+        """
+        trained = sorted(name for name, cell in self.new.items() if not cell.is_timed and cell.jobs[0].results.exists())
+        drawn = random.Random(self.cells.sha256).sample(trained, min(number, len(trained)))
+        if not drawn:
+            return "no training is new"
+        before = {name: [read_results(path) for path in self.new[name].rows_there()] for name in drawn}
+        stamps = {name: parse_json(self.cells.folders[name]["environment.json"]) for name in drawn}
+        for name in drawn:
+            shutil.rmtree(self.new[name].folder)
+        stacks = [(self.new[name],) for name in drawn]
+        log.info(f"import_check={number}: {len(drawn)} of {len(trained)} trainings run again: {', '.join(drawn)}")
+        errors = [
+            f"{outcome.item[0].label}: {outcome.error}"
+            for outcome in run_here(
+                plan.settings, stacks, is_timed=False, log=self.staged.parent / "output.log", number=len(stacks)
+            )
+            if outcome.error is not None
+        ]
+        if errors:
+            raise UserError(f"import_check={number}: {errors[0]}; nothing is taken over")
+        kinds = []
+        for name in drawn:
+            now = parse_json(read_bounded(self.new[name].folder / "environment.json", MAX_JSON_BYTES))
+            is_same = timed_entries(now, is_lowered=True) == timed_entries(stamps[name], is_lowered=True)
+            for rows, path in zip(before[name], self.new[name].rows_there(), strict=True):
+                reason = compare_again(rows, read_results(path), is_same=is_same)
+                if reason is not None:
+                    raise UserError(
+                        f"import_check={number}: {name}: {reason}, on "
+                        f"{'the same kind of machine' if is_same else 'another kind of machine'}; nothing is taken over"
+                    )
+            kinds.append(is_same)
+        same = kinds.count(True)
+        words = [
+            f"{same} equal" if same else "",
+            f"{len(kinds) - same} within {CHECK_TOLERANCE}" if not all(kinds) else "",
+        ]
+        return f"{len(kinds)} of {len(trained)} trainings ran again: {', '.join(filter(None, words))}"
+
+
+def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:
+    if path in cells.parsed:
+        return cells.parsed[path]
+    try:
+        content = json.loads(json.dumps(parse_yaml(text), default=str)) if path.endswith(".yaml") else parse_json(text)
+        if not isinstance(content, dict):
+            raise ValueError("no names and values")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{cells.where(path)}: cannot be read ({str(error).strip().partition(chr(10))[0]})") from None
+    cells.parsed[path] = content
+    return content
+
+
+def _without(config: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a config without what decides no number, and without neutral values: options that have come since are."""
+    content = {name: value for name, value in (config or {}).items() if name not in NOT_COMPARED}
+    if isinstance(content.get("resolved"), dict):
+        content["resolved"] = {name: value for name, value in content["resolved"].items() if name != "device"}
+    return _without_neutral(json.loads(json.dumps(content, default=str)))
+
+
+def _without_neutral(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_neutral(item) for name, item in value.items() if not _is_neutral(item)}
+    return [_without_neutral(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_neutral(value: Any) -> bool:
+    """Tell if a value changes nothing wherever it stands: see `results.identity.config_hash`."""
+    return value is None or value is False or value in ("none", {}, [])
+
+
+def _difference(given: Any, wanted: Any, where: str = "") -> str | None:
+    """Name the first entry in which a content is not the plan's; None: there is none."""
+    found = first_difference(given, wanted, where)
+    if found is None:
+        return None
+    where, *values = found
+    given, wanted = ("nothing" if value is MISSING else shown_value(value) for value in values)
+    return f"{where}: {given} is given, and the plan's cell has {wanted}"
+
+
+def _check_identity(row: ResultRow, job: Job, stamps: dict[str, dict[str, Any]]) -> None:
+    given = row.identity
+    stamp = stamps.get(given.environment)
+    if stamp is None:
+        raise ValueError(f"environment: {given.environment} is the id of none of its environments, {', '.join(stamps)}")
+    of_stamp = {name: stamp.get(name) for name in ("device", "commit", "dirty")}
+    wanted = {
+        **job.columns(),
+        **measured_by(of_stamp),
+        "environment": given.environment,
+        "run": job.folder.name,
+        "evaluation": job.evaluation,
+        "config_hash": job.config_hash,
+    }
+    # As many as trained it; no number depends on it.
+    wanted.pop("num_devices", None)
+    for name, value in wanted.items():
+        if getattr(given, name) != value:
+            raise ValueError(f"{name}: {getattr(given, name)!r} is given, and the plan's cell has {value!r}")
+
+
+def _check_settings(row: ResultRow, job: Job) -> None:
+    given = row.measurement.settings
+    for name, value in json.loads(json.dumps(job.row_settings())).items():
+        if name not in BY_EXECUTION:
+            found = _difference(_without_neutral(given.get(name)), _without_neutral(value), f"settings.{name}")
+            if found is not None:
+                raise ValueError(found)
+
+
+def check_value(row: Measurement) -> None:
+    """Refuse a number that its metric cannot have.
+
+    Raises:
+        ValueError: the metric and what is wrong.
+    """
+    low, value, high = row.low, row.value, row.high
+    if value is None:
+        return
+    if (low is not None and low > value) or (high is not None and high < value):
+        raise ValueError(f"{row.metric}: value {value} lies outside of its interval [{low}, {high}]")
+    if is_share(row.metric) and not 0 <= value <= 1:
+        raise ValueError(f"{row.metric}: value {value} is no share, from 0 to 1")
+    if row.unit in ("nat", "bit") and value < 0:
+        raise ValueError(f"{row.metric}: value {value} is below 0")
+
+
+def is_share(metric: str) -> bool:
+    """Tell if a metric of trained models lies between 0 and 1."""
+    return metric.endswith("accuracy") or metric in ("selection", "solved", "rise_share")
+
+
+def check_together(rows: Sequence[ResultRow], *, is_of_characters: bool) -> None:
+    """Refuse rows of one file that contradict each other.
+
+    Args:
+        is_of_characters: a token is a character, so that perplexity is that of the nats a character.
+
+    Raises:
+        ValueError: the metric and what is wrong.
+    """
+    by_place: dict[str, dict[str, float | None]] = {}
+    for row in rows:
+        place = by_place.setdefault(json.dumps(row.measurement.settings, sort_keys=True), {})
+        if row.measurement.metric in place:
+            raise ValueError(f"{row.measurement.metric}: there are two rows of it at one setting")
+        place[row.measurement.metric] = row.measurement.value
+    for place in by_place.values():
+        nats = place.get("nats_per_character")
+        if nats is None:
+            continue
+        derived = {"bits_per_character": nats / math.log(2)}
+        if is_of_characters and nats < math.log(1e300):
+            derived["perplexity"] = math.exp(nats)
+        for metric, wanted in derived.items():
+            value = place.get(metric)
+            if value is not None and not math.isclose(value, wanted, rel_tol=TOLERANCE):
+                raise ValueError(f"{metric}: value {value} is not that of its nats, {wanted}")
+
+
+def _is_of_characters(job: Job) -> bool:
+    return isinstance(job, TrainingJob | EvaluationJob) and job.run.corpus.tokenizer.kind == "characters"
+
+
+def _marked(text: str, mark: dict[str, str]) -> str:
+    """Add a mark to the last record of a results file; its rows stay as they are."""
+    rows, _, ending = text.rstrip("\n").rpartition("\n")
+    content = json.loads(ending)
+    return with_ending(f"{rows}\n", content | {IMPORTED: [*content.get(IMPORTED, []), mark]})
+
+
+def compare_again(before: Sequence[ResultRow], again: Sequence[ResultRow], *, is_same: bool) -> str | None:
+    """Name the first score in which a training that ran again differs from before; None: there is none.
+
+    Args:
+        is_same: both ran on one kind of machine: every number but speeds and memory is equal then, and otherwise within
+            CHECK_TOLERANCE, those of steps and sequences left out.
+    """
+    timed = ("token/s", "s", "MiB", "ms")
+    skipped = timed if is_same else (*timed, "step", "sequence")
+
+    def place(row: ResultRow) -> tuple[str, str]:
+        settings = {name: it for name, it in row.measurement.settings.items() if name not in (IMPORTED, *BY_EXECUTION)}
+        return row.measurement.metric, json.dumps(settings, sort_keys=True)
+
+    counterparts = {place(row): row.measurement for row in again}
+    for row in (row for row in before if row.measurement.unit not in skipped):
+        was, now = row.measurement, counterparts.get(place(row))
+        if not is_same and was.metric in ("solved", "rise_share"):
+            continue
+        if now is None:
+            return f"{was.metric}: {was.value} was given, and there is no such row"
+        scale = 1.0 if is_share(was.metric) else max(abs(was.value or 0.0), 1e-12)
+        is_near = (
+            was.value is not None and now.value is not None and abs(was.value - now.value) <= CHECK_TOLERANCE * scale
+        )
+        is_equal = (was.value, was.status) == (now.value, now.status)
+        if not (is_equal or (is_near and not is_same)):
+            given, came_out = (row.status if row.value is None else row.value for row in (was, now))
+            return f"{was.metric}: {given} was given, and {came_out} came out"
+    return None

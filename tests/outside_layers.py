@@ -62,3 +62,42 @@ class BeginsAtZero(Tutorial):
 class Weightless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class LongConvolution(nn.Module):
+    """Causal convolution as long as the sequence, by Fourier transforms of twice its length."""
+
+    def __init__(self, dim: int, max_length: int = 2048) -> None:
+        super().__init__()
+        decay = torch.exp(-torch.arange(max_length)[:, None] / torch.logspace(0.5, 2.5, dim))
+        self.filter = nn.Parameter(torch.randn(max_length, dim) * decay / dim**0.5)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        spectrum = torch.fft.rfft(x.float(), n=2 * length, dim=1)
+        filtered = spectrum * torch.fft.rfft(self.filter[:length], n=2 * length, dim=0)
+        return self.output(torch.fft.irfft(filtered, n=2 * length, dim=1)[:, :length].to(x.dtype))
+
+
+class CircularConvolution(LongConvolution):
+    """The same without padding, so that the end of the sequence comes round to its beginning."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(x.float(), dim=1) * torch.fft.rfft(self.filter[: x.shape[1]], dim=0)
+        return self.output(torch.fft.irfft(spectrum, n=x.shape[1], dim=1).to(x.dtype))
+
+
+class Unlisted(LongConvolution):
+    """It runs an operator that no formula counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(outside_identity(x))
+
+
+@torch.library.custom_op("outside::identity", mutates_args=())
+def outside_identity(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+outside_identity.register_autograd(lambda _, gradient: gradient)

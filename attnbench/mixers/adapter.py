@@ -1,6 +1,7 @@
 """Layers that others wrote, as mixers: built and filled by their own constructor, and without a state."""
 
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -87,19 +88,29 @@ class Adapter(Mixer):
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
         raise UserError(self.stateless)
 
-    def mixing_flops(self, length: int) -> int:
-        """Count what the layer dispatches beside matrices that it uses once a position; of T × T forms the half."""
+    def mixing_flops(self, length: int) -> int | None:
+        """Count what the layer dispatches beyond a use of each matrix once a position; of T × T forms the half. It is
+        negative where a matrix is used less, as a filter of a long convolution. None: it runs an operator whose
+        operations cannot be counted, or does not run without numbers, as sizes are matched.
+        """
+        sizes = {size for x in (*self.parameters(), *self.buffers()) for size in x.shape}
+        # A tensor with a square of the length is told by a prime that divides no width, see OperationCounter. From the
+        # nearest two the number a position is continued to the length; a shorter sequence is counted as it is.
+        primes = [n for n in range(length, 2, -1) if _is_prime(n) and all(size % n for size in sizes)][:2]
+        near, far = primes if len(primes) == 2 else [length, length]
         try:
-            return max(0, round(counted_mixing(self, length, self.dim)))
-        except UncountableError as error:
-            raise UserError(
-                f"{self.words}: runs {error}, whose operations cannot be counted; "
-                "torch.utils.flop_counter.register_flop_formula says how many they are"
-            ) from None
+            of_near, of_far = (counted_mixing(self, number, self.dim) / number for number in (near, far))
+        except UncountableError:
+            return None
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if next(self.parameters()).is_meta:
+                # It may need numbers, or an operator of its own that has no form without them.
+                return None
             raise UserError(
                 f"{self.words}: raises for an input (1, {length}, {self.dim}): {self.told(error)}"
             ) from error
+        growth = (of_near - of_far) / (near - far) if near > far else 0.0
+        return round(length * (of_near + growth * (length - near)))
 
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -115,6 +126,10 @@ class Adapter(Mixer):
                 for mine, other in zip(self.inner.buffers(), self._fresh(0).buffers(), strict=True):
                     mine.copy_(other)
         return self
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
 def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapping[str, Any]) -> dict[str, Any]:

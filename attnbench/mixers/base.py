@@ -157,8 +157,8 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def mixing_flops(self, length: int) -> int | None:
         """Count operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing
-        counts only the operations that a causal algorithm needs. Projections are not part of it. None: nobody has
-        counted them."""
+        counts only the operations that a causal algorithm needs. Projections are not part of it. None: the
+        number is unknown."""
 
 
 class ReturnError(UserError):

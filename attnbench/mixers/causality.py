@@ -60,7 +60,7 @@ def seen_of_the_future(
             ahead_T = share_T[position + 1 :]
             if ahead_T.norm() > leak:
                 most = position + 1 + int(ahead_T.argmax())
-                return f"position {position} sees position {most}: {ahead_T.norm():.1%} of its gradient lies ahead"
+                return f"position {position} sees position {most}: {ahead_T.norm():.1e} of its gradient lies ahead"
         with torch.no_grad():
             # An operation without a gradient, as an argmax or a detached mean, shows in the output alone.
             for position in positions:

@@ -1,5 +1,6 @@
 """Operations of a mixer's definition, counted as torch dispatches them, to hold what `mixing_flops` states against."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,18 @@ from attnbench.mixers.layers import ShortConvolution
 ELEMENTWISE = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "lerp": 3, "addcmul": 2, "addcdiv": 2}
 """Operations for each element of the result. Exponentials and other functions of one number are counted nowhere."""
 
+COMPLEX_PRODUCT = 6
+"""Real operations of a product of two complex numbers."""
+
 SUMS = ("sum", "mean", "cumsum", "cumprod", "prod")
 """Reductions that count one operation for each element of the operand."""
 
 PRODUCTS_WITH_A_VECTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1}
 """Products without a formula of torch: two operations for each element of the operand with this index."""
 
+FFT_OPERATIONS = 5
+"""A Fourier transform of N complex numbers counts FFT_OPERATIONS · N · log2 N, as benchmarks of FFTs do, and one
+between real and complex numbers half of that. N is the padded length."""
 
 SHARED = ("attnbench.mixers.layers", "attnbench.mixers.around", "torch.nn.")
 """Starts of the modules' names whose layers count their products alone."""
@@ -64,14 +71,24 @@ class OperationCounter(TorchDispatchMode):
             products = flop_registry[packet](*args, **kwargs, out_val=out)
             # An outer product adds nothing up.
             return products / 2 if name in ("mm", "bmm") and args[0].shape[-1] == 1 else products
-        if func.namespace not in ("aten", "prim", "prims") or name.startswith("_fft"):
+        if name in ("_fft_r2c", "_fft_c2r", "_fft_c2c"):
+            # The real side of a transform has all N numbers.
+            largest = max(args[0], out, key=Tensor.numel)
+            size = math.prod(largest.shape[dim] for dim in args[1])
+            share = FFT_OPERATIONS if name == "_fft_c2c" else FFT_OPERATIONS / 2
+            return share * largest.numel() * math.log2(size)
+        if func.namespace not in ("aten", "prim", "prims"):
             raise UncountableError(f"{func.namespace}::{name}")
         if name in PRODUCTS_WITH_A_VECTOR:
             return 2 * args[PRODUCTS_WITH_A_VECTOR[name]].numel()
         is_number = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
         if self.shared_depth or not is_number:
             return 0
-        return args[0].numel() if name in SUMS else ELEMENTWISE.get(name, 0) * out.numel()
+        each = 1 if name in SUMS else ELEMENTWISE.get(name, 0)
+        if out.is_complex():
+            # Real operations: a complex product is four products and two sums.
+            each *= COMPLEX_PRODUCT if name in ("mul", "div") else 2
+        return each * (args[0] if name in SUMS else out).numel()
 
 
 def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:

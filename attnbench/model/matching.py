@@ -26,7 +26,7 @@ STATE_TOLERANCE = 0.1
 """Larger than TOLERANCE, as a state's size goes in steps of heads and channels."""
 LAYERS_TOLERANCE = 0.1
 """Larger than TOLERANCE, as a model's size goes in steps of a layer."""
-UNCOUNTED = "operations that nobody has counted"
+UNCOUNTED = "an unknown number of operations"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Layers of others as mixers: a plain nn.Module on a CPU, and what is refused of flash-linear-attention there."""
 
+import math
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_evaluation, read_generation
-from attnbench.mixers.contract import causality, gradients, independence, past
-from attnbench.mixers.definition import Case
+from attnbench.correctness.checks import build_mixer
+from attnbench.mixers.causality import seen_of_the_future
+from attnbench.mixers.contract import ALL_LENGTHS, PROMISES, causality, flops, gradients, independence, past
+from attnbench.mixers.definition import MODEL, Case
 from attnbench.mixers.fla_layer import FlaLayer
 from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.language_model import LanguageModel
@@ -84,6 +88,38 @@ def test_its_operations_are_counted() -> None:
     length, pairs = 31, 31 * 32 // 2
     # Two products over pairs of positions, of each head the half that is causal, and a division of each score.
     assert pairs * 4 * 128 <= mixer.mixing_flops(length) <= 1.1 * pairs * 4 * 128
+
+
+def test_a_convolution_by_fourier_transforms_keeps_the_contract_and_is_counted() -> None:
+    settings = compose([*TINY, "attn.path=outside_layers:LongConvolution"]).mixer
+    mixer = build_mixer(resolve_mixer(settings, MODEL, device_type="cpu", precision="float32"), torch.device("cpu"))
+    case = replace(ALL_LENGTHS, lengths=(65,))
+    assert {promise.words: promise.check(mixer, case) for promise in PROMISES if not promise.needs_state} == {
+        promise.words: "" for promise in PROMISES if not promise.needs_state
+    }
+    assert not seen_of_the_future(mixer, MODEL.dim, 256)
+    # Two transforms of real numbers forward and one back, each of twice the length, and a product of the spectra. All
+    # of the filter's rows count as used at every position, which is taken back here.
+    for length in (31, 256):
+        transforms = 3 * 2.5 * 2 * length * math.log2(2 * length) * MODEL.dim
+        expected = transforms + 6 * (length + 1) * MODEL.dim - 2 * 2048 * MODEL.dim * length
+        assert abs(mixer.mixing_flops(length) / expected - 1) < 1e-4
+
+
+def test_operations_that_cannot_be_counted_are_unknown_and_do_not_refuse_a_training() -> None:
+    settings = compose([*TINY, "attn.path=outside_layers:Unlisted"])
+    mixer = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
+    model = build_model([mixer] * 2, settings.model, vocabulary_size=30, seed=0)
+    assert model.forward_flops(64) is None
+    assert flops(model.layers[0].mixer, ALL_LENGTHS) == ""
+    found = match_model([mixer], settings.model, match="params", seq_len=64, vocabulary_size=30)
+    row = next(iter(budget(found)))
+    assert (row.value, row.status, row.reason) == (None, "unsupported", "an unknown number of operations")
+
+
+def test_a_circular_convolution_sees_the_future_and_its_share_is_written_in_digits() -> None:
+    with pytest.raises(UserError, match=r"position 0 sees position 23: \d\.\de[-+]\d\d of its gradient lies ahead"):
+        model_of("attn.path=outside_layers:CircularConvolution")
 
 
 def test_is_matched_by_parameters_and_has_no_state_to_match() -> None:
@@ -240,10 +276,10 @@ def test_a_layer_of_the_library_is_matched_by_parameters_and_has_no_flops(librar
     how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
     found = match_mixer(mixer, settings.model, match="params", **how)
     assert found.flops_per_token is None
-    assert ") and operations that nobody has counted, feed_forward_width " in found.statement("fla")
+    assert ") and an unknown number of operations, feed_forward_width " in found.statement("fla")
     row = next(iter(budget(found)))
     assert (row.metric, row.value, row.status) == ("forward_flops_per_token", None, "unsupported")
-    with pytest.raises(UserError, match=r"^match=flops: the model of softmax, fla has operations that nobody has"):
+    with pytest.raises(UserError, match=r"^match=flops: the model of softmax, fla has an unknown number of operations"):
         match_model([REFERENCE, mixer], settings.model, match="flops", seq_len=64, vocabulary_size=30)
     model = build_model(found.mixers, found.model, vocabulary_size=30, seed=0)
     assert model.forward_flops(64) is None

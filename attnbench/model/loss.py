@@ -11,6 +11,7 @@ from attnbench.machine.device import on_kernels
 from attnbench.machine.precision import computing
 from attnbench.model.language_model import Embedding, LanguageModel
 from attnbench.ops.precision import accumulation_dtype
+from attnbench.results.rows import MAX_NUMBER
 
 
 def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
@@ -36,11 +37,8 @@ def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tenso
 
 
 def perplexity(nats: float) -> float:
-    """Return exp(nats), infinite past the largest number: a model can be that wrong and still train on."""
-    try:
-        return math.exp(nats)
-    except OverflowError:
-        return math.inf
+    """Return exp(nats), infinite past the largest number of a row: a model can be that wrong and still train on."""
+    return math.exp(nats) if nats <= math.log(MAX_NUMBER) else math.inf
 
 
 @torch.no_grad()

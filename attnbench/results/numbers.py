@@ -16,9 +16,13 @@ def without_rounding(value: float) -> float:
     return round(value, 9)
 
 
+LONG = 1e15
+"""Size from which a number is written with a power of ten."""
+
+
 def format_number(value: float) -> str:
-    """Format with four significant digits; from 1,000 up as a whole number with thousands separated."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """Format with four significant digits; from 1,000 up as a whole number with thousands separated, below LONG."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < LONG else f"{value:.4g}"
 
 
 def format_within(value: float, low: float | None, high: float | None, sign: str = "") -> str:
@@ -31,6 +35,8 @@ def format_within(value: float, low: float | None, high: float | None, sign: str
         sign: "+" to write that of positive numbers too.
     """
     decimals = _num_decimals(low, high)
+    if abs(value) >= LONG:
+        return f"{value:{sign}.4g}"
     most = 4 - (math.ceil(math.log10(abs(value))) if value else 0)
     if decimals is None:
         return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
@@ -44,6 +50,8 @@ def _num_decimals(low: float | None, high: float | None) -> int | None:
     if low is None or high is None or not high > low:
         return None
     half = (high - low) / 2
+    if half == math.inf:
+        return None
     exponent = math.floor(math.log10(half))
     return (1 if half / 10**exponent < 3.55 else 0) - exponent
 
@@ -64,5 +72,8 @@ def format_interval(low: float | None, high: float | None, sign: str = "", *, is
 
 
 def percent_of_nats(nats: float) -> float:
-    """Return by how many percent a perplexity is higher that is `nats` above another's."""
-    return 100 * math.expm1(nats)
+    """Return by how many percent a perplexity is higher that is `nats` above another's; infinite past all numbers."""
+    try:
+        return 100 * math.expm1(nats)
+    except OverflowError:
+        return math.inf

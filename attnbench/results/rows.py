@@ -3,7 +3,7 @@
 Text is stored as it was given; who prints it to a terminal escapes it.
 """
 
-import math
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -40,6 +40,12 @@ IMPORTED = "imported"
 """Setting of every row of a cell that was measured elsewhere: a list of marks, one for each import, see
 comparison/imports.py."""
 
+NUMBERS = ("batch_size", "budget", "chance", "learning_rate", "length", "num_pairs", "sequence_length", "width")
+"""Settings that verdicts and pages compute with."""
+
+MAX_NUMBER = 1e100
+"""Largest number of a row: sums and squares of such numbers are finite."""
+
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
     *("metric", "value", "unit", "low", "high", "num_samples", "status", "reason"),
@@ -53,8 +59,8 @@ class Measurement:
     """One number, or the status that says why there is none.
 
     Raises:
-        ValueError: an unknown status, a number beside a status other than ok, a number that is not finite, or a
-            missing number or reason.
+        ValueError: an unknown status, a number beside a status other than ok, a number beyond MAX_NUMBER, a missing
+            number or reason, or one of NUMBERS that is no number.
     """
 
     metric: str
@@ -82,19 +88,23 @@ class Measurement:
                 raise ValueError(f"{self.metric}: {name}={number} beside status {self.status}, which has none")
             if isinstance(number, bool) or not isinstance(number, int | float):
                 raise ValueError(f"{self.metric}: {name} must be a number, not {type(number).__name__}")
-            if not _is_finite(number):
-                raise ValueError(f"{self.metric}: {name}={number}: what is not finite has a status, not a value")
+            # Not "above": NaN is refused too.
+            if not abs(number) <= MAX_NUMBER:
+                raise ValueError(
+                    f"{self.metric}: {name}={number}: not finite, or beyond {MAX_NUMBER:g}: needs a status"
+                )
         if self.status == "ok" and self.value is None:
             raise ValueError(f"{self.metric}: status ok needs a value")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"{self.metric}: status {self.status} needs a reason")
-
-
-def _is_finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:
-        return False
+        for name, setting in self.settings.items():
+            if name in NUMBERS or name.startswith("chance_"):
+                is_number = isinstance(setting, int | float) and not isinstance(setting, bool)
+                if not is_number or not abs(setting) <= MAX_NUMBER:
+                    shown = json.dumps(setting, default=str)
+                    raise ValueError(
+                        f"{self.metric}: settings.{name}={shown}: must be a number, at most {MAX_NUMBER:g}"
+                    )
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

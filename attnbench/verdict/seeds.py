@@ -12,6 +12,7 @@ from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_within
 from attnbench.results.rows import (
     ALL_SEEDS,
+    MAX_NUMBER,
     Identity,
     Measurement,
     ResultRow,
@@ -273,6 +274,8 @@ def _over_seeds(
     is_share = metric in ("solved", "selection") or metric.endswith("accuracy")
     is_bounded = is_share and all(0 <= value <= 1 for value in values)
     interval = bounded_interval(values) if is_bounded else student_interval(values)
+    if any(end is not None and abs(end) > MAX_NUMBER for end in (interval.low, interval.high)):
+        return interval.mean, None, None
     return interval.mean, interval.low, interval.high
 
 

@@ -10,9 +10,10 @@ import pytest
 from made_rows import IDENTITY, row
 from report_rows import SKILL, write_experiment
 
-from attnbench.report.blocks import MAX_FILE_NAME, Pictures, Samples, file_name
+from attnbench.report.blocks import MAX_FILE_NAME, Picture, Pictures, Samples, file_name
 from attnbench.report.charts.look import to_svg
-from attnbench.report.charts.vega import LINE_END, draw_bounds
+from attnbench.report.charts.marks import Axis, Drawing
+from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.evaluations import position_section
@@ -296,6 +297,19 @@ def test_long_names_stand_whole_in_the_legend_of_a_picture_without_a_browser(inp
     shown = drawn(tradeoffs(rows, figures(rows), known, [*long.values()]))
     svg = to_svg(next(iter(shown.values())), [*long.values()])
     assert all(f">{name}<" in svg for name in long.values() if "<" not in name)
+
+
+def test_names_that_every_object_of_javascript_has_are_drawn():
+    names = ["softmax", "constructor", "toString", "__proto__", "hasOwnProperty"]
+    data = [{"variant": name, "x": x, "value": 1.0, "low": 0.5, "high": 2.0} for name in names for x in (1, 2)]
+    labels, words = dict(zip(names, names, strict=True)), {"variant": "variant"}
+    given = {"labels": labels, "words": words, "x": Axis(), "y": Axis(), "description": "constructor"}
+    lines = draw(Drawing(points=data, lines=data, missing={"toString": data[:2]}, **given), names)
+    parts = [{"variant": name, "x": it, "order": 0, "value": 0.2, "share": "20 %"} for name in names for it in names]
+    bounds = [{"variant": name, "value": 1, "low": 0, "high": 2, "text": ""} for name in names]
+    for spec in (lines, draw_bars(parts, names, names, "valueOf"), draw_bounds(bounds, "bounds")):
+        svg = to_svg(Picture(name="a", title="constructor", spec=spec, description=""), names)
+        assert all(f">{name}" in svg for name in names)
 
 
 def test_words_of_a_bound_have_room_in_a_wide_font_too():

@@ -25,6 +25,7 @@ from attnbench.report.charts.plots import chance_text, describe, missing_text, p
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
+from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
@@ -110,6 +111,44 @@ def test_many_variants_without_a_reference_are_not_compared_and_the_answer_says_
     said = answer(inputs_of(rows, [f"v{number}" for number in range(7)]))
     assert said["No verdict"] == [NO_REFERENCE.format(6)]
     assert answer(inputs_of(rows[:2], ["v0"]))["No verdict"] == [NOT_SCORED]
+
+
+@pytest.mark.parametrize("lengths", [[50], [50, 100]])
+def test_rows_without_any_number_have_a_page_and_a_picture(lengths, tmp_path):
+    places = [{"length": length, "beyond_training": False} for length in lengths]
+    rows = [row(name, seed, value=None, settings=at) for name in ("a", "b") for seed in (0, 1) for at in places]
+    write_csv(rows, tmp_path / "results.csv")
+    shown = Page(write_report(tmp_path)).text
+    assert "out of memory" in shown
+    pictures = [path.read_text() for path in (tmp_path / "report" / "figures").glob("*.svg")]
+    assert [">100<" in svg for svg in pictures] == [True] * (len(lengths) - 1)
+
+
+@pytest.mark.usefixtures("without_charts")
+@pytest.mark.parametrize("size", [1e100, 800.0, 5e-324])
+@pytest.mark.parametrize(("evaluation", "metric"), [("perplexity", "nats_per_character"), ("copy", "symbol_accuracy")])
+def test_numbers_of_any_size_have_a_page(evaluation, metric, size, tmp_path):
+    of = {"settings": {"split": "test", "checkpoint": "best", "context": "full", "length": 16}}
+    of |= {"evaluation": evaluation, "metric": metric, "of": {"unit": "nat"}}
+    named = {
+        "softmax": (0.5, 0.6, 0.7),
+        "much": (size, size, size),
+        "both": (size, 0.1, -size),
+        "near": (0.5, 0.5, size),
+    }
+    write_csv([it for name, values in named.items() for it in rows_of(name, *values, **of)], tmp_path / "results.csv")
+    assert "much" in Page(write_report(tmp_path)).text
+
+
+def test_a_perplexity_past_all_numbers_is_written_as_infinite():
+    at = {"split": "test", "checkpoint": "best", "context": "full"}
+    values = {"softmax": (0.5, 0.6, 0.7), "b": (800.0, 800.1, 800.2), "c": (1.0, 1.1, 1.2), "d": (900.0, 900.2, 900.3)}
+    of = {"settings": at, "evaluation": "perplexity", "metric": "nats_per_character", "of": {"unit": "nat"}}
+    rows = [it for name, given in values.items() for it in rows_of(name, *given, **of)]
+    inputs = inputs_of(rows, list(values), reference="softmax", rank=list(values))
+    assert "perplexity of b inf % [inf, inf] higher" in answer(inputs)["Better"][0]
+    # A picture has no place for it, and two others are too few for one.
+    assert difference_section(inputs.verdicts) is None
 
 
 def test_what_is_timed_alone_asks_for_no_reference():

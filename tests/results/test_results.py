@@ -51,6 +51,13 @@ def results(tmp_path):
     [
         ({"value": math.nan}, "not finite"),
         ({"high": math.inf}, "not finite"),
+        ({"value": -1e308}, "beyond 1e"),
+        ({"high": 10**400}, "beyond 1e"),
+        ({"settings": {"chance": None}}, r"settings\.chance=null: must be a number"),
+        ({"settings": {"chance_among_pairs": "0.5"}}, r'settings\.chance_among_pairs="0\.5": must be a number'),
+        ({"settings": {"length": [50]}}, r"settings\.length=\[50\]: must be a number"),
+        ({"settings": {"sequence_length": True}}, r"settings\.sequence_length=true: must be a number"),
+        ({"settings": {"budget": 1e308}}, r"settings\.budget=1e\+308: must be a number, at most 1e\+100"),
         ({"value": "3"}, "must be a number"),
         ({"value": True}, "must be a number"),
         ({"value": None}, "needs a value"),
@@ -62,6 +69,13 @@ def results(tmp_path):
 def test_measurement_refuses_contradictions(changes, message):
     with pytest.raises(ValueError, match=message):
         Measurement(**{"metric": "loss", "value": 1.0, "unit": "nats", **changes})
+
+
+def test_a_row_with_a_setting_of_another_type_is_one_line(results):
+    path, lines = results
+    path.write_text(lines[0].replace('"settings": {', '"settings": {"chance": null, ') + "\n")
+    with pytest.raises(UserError, match=r"perplexity\.jsonl:1: perplexity: settings\.chance=null: must be a number"):
+        read_results(path, allow_incomplete=True)
 
 
 def test_rows_come_back_as_written(results):

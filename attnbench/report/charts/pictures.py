@@ -84,7 +84,7 @@ def labels_of(figures: Iterable[Figure]) -> dict[str, str]:
 
 def _bars(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
     values = [
-        _datum(plot, figure) | {"order": plot.positions.index(figure.settings[plot.axis]), "share": share(figure)}
+        _datum(plot, figure) | {"order": plot.positions.index(plot.position(figure)), "share": share(figure)}
         for figure in plot.figures
         if figure.mean is not None
     ]

@@ -46,7 +46,7 @@ class Plot:
 
     def position(self, figure: Figure) -> Any:
         """Return a figure's place on the axis: a bucket of positions "4-7" stands at its end, counted from 1."""
-        value = figure.settings[self.axis]
+        value = _along(figure, self.axis)
         bucket = BUCKET.fullmatch(value) if self.axis == "position_bucket" and isinstance(value, str) else None
         return int(bucket[1]) + 1 if bucket else value
 
@@ -206,7 +206,13 @@ def _setting(figure: Figure, name: str) -> Any:
 
 
 def _num_positions(figures: Sequence[Figure], axis: str) -> int:
-    return len({figure.settings[axis] for figure in figures})
+    return len({_along(figure, axis) for figure in figures})
+
+
+def _along(figure: Figure, axis: str) -> Any:
+    """Return the value on an axis, as text where it is none that can be counted."""
+    value = figure.settings[axis]
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
@@ -216,7 +222,7 @@ def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
     for name in names:
         values: dict[Any, set[str]] = {}
         for figure in figures:
-            values.setdefault(figure.settings[axis], set()).add(json.dumps(figure.settings.get(name)))
+            values.setdefault(_along(figure, axis), set()).add(json.dumps(figure.settings.get(name)))
         if not is_chance(name) and any(len(texts) > 1 for texts in values.values()):
             telling.append(name)
     return telling

@@ -1,5 +1,6 @@
 """Pictures of how far each variant is from the reference, and how sure that is."""
 
+import math
 from collections.abc import Sequence
 
 from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
@@ -23,7 +24,8 @@ def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
         return None
     by_evaluation: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.difference is not None:
+        # One past all numbers stands in the sentences alone.
+        if verdict.difference is not None and all(map(math.isfinite, _ends(verdict))):
             by_evaluation.setdefault(verdict.pair.evaluation, []).append(verdict)
     shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
     about = (
@@ -46,21 +48,20 @@ def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
     return Picture(
         name=file_name("differences", evaluation),
         title=title,
-        spec=draw_bounds(
-            [datum for it in ordered for datum in _data(it, in_percent=is_nats)], description, gap=GAP, level=0.0
-        ),
+        spec=draw_bounds([datum for it in ordered for datum in _data(it)], description, gap=GAP, level=0.0),
         description=description,
         legend=words.where({name: value for name, value in verdicts[0].pair.settings.items() if name != "split"}),
     )
 
 
-def _data(verdict: Verdict, *, in_percent: bool) -> list[Datum]:
-    label, margin = verdict.pair.first, verdict.pair.primary.margin
+def _data(verdict: Verdict) -> list[Datum]:
+    label, (value, low, high, *limits) = verdict.pair.first, _ends(verdict)
+    figure = {"variant": label, "value": value, "low": low, "high": high, "text": words.verdict_sentence(verdict)}
+    return [figure, *({"variant": label, "limit": limit} for limit in limits)]
 
-    def shown(value: float | None) -> float:
-        assert value is not None
-        return percent_of_nats(value) if in_percent else value
 
-    ends = {"value": shown(verdict.difference), "low": shown(verdict.low), "high": shown(verdict.high)}
-    limits = [{"variant": label, "limit": shown(limit)} for limit in (-margin, margin)]
-    return [{"variant": label, **ends, "text": words.verdict_sentence(verdict)}, *limits]
+def _ends(verdict: Verdict) -> list[float]:
+    """List the difference, the ends of its interval, and the margin on both sides; of nats in percent."""
+    margin, is_nats = verdict.pair.primary.margin, verdict.pair.primary.kind == "nats"
+    ends = [value for value in (verdict.difference, verdict.low, verdict.high, -margin, margin) if value is not None]
+    return list(map(percent_of_nats, ends)) if is_nats else ends

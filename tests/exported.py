@@ -1,8 +1,8 @@
 """Exported models in a process where attnbench cannot be imported: `python tests/exported.py OUT FOLDER ...`.
 
 Of each folder, which holds a file inputs.json ({"tokens": [[...]], "text": "..."}) beside what was exported, the
-process writes OUT/<folder's name>.json: logits as loaded and after save_pretrained, and what `generate` and the
-tokenizer make of the inputs.
+process writes OUT/<its parent's name>.json: logits as loaded and after save_pretrained, and what `generate` and the
+tokenizer make of the inputs. All folders may have one name.
 """
 
 import json
@@ -16,7 +16,7 @@ sys.modules["attnbench"] = sys.modules["triton"] = None  # pyright: ignore[repor
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 NUM_NEW = 70
@@ -46,19 +46,27 @@ def by_pieces(model: Any, tokens_BT: Tensor) -> Tensor:
 
 
 def refusals(model: Any, folder: Path) -> dict[str, str]:
-    """Messages about padding, and about a file that lacks a weight, which transformers would fill by itself."""
+    """Messages about padding, about what the model does not have, and about a file that lacks a weight, which
+    transformers would fill by itself."""
     texts, weights = {}, load_file(folder / "model.safetensors")
     tokens_BT = torch.zeros(2, 4, dtype=torch.int64)
-    try:
-        model(tokens_BT, attention_mask=torch.ones_like(tokens_BT).tril(2))
-    except ValueError as error:
-        texts["padding"] = str(error)
+    padding_BT, state = torch.ones_like(tokens_BT).tril(2), model(tokens_BT, use_cache=True).past_key_values
+    calls = {
+        "padding": lambda: model(tokens_BT, attention_mask=padding_BT),
+        "padding behind a state": lambda: model(tokens_BT, attention_mask=padding_BT, past_key_values=state),
+        "cache": lambda: model(tokens_BT, past_key_values=DynamicCache()),
+        "hidden states": lambda: model(tokens_BT, output_hidden_states=True),
+        "both": lambda: model(tokens_BT, inputs_embeds=torch.zeros(2, 4, 1)),
+        "resize": lambda: model.resize_token_embeddings(model.config.vocab_size + 50),
+        "missing": lambda: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True),
+    }
     del weights["model.blocks.0.mixer_norm.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    try:
-        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    except ValueError as error:
-        texts["missing"] = str(error)
+    for name, call in calls.items():
+        try:
+            call()
+        except (ValueError, NotImplementedError) as error:
+            texts[name] = str(error)
     return texts
 
 
@@ -67,7 +75,7 @@ def look_at(folder: Path, out: Path) -> dict[str, Any]:
     tokens_BT = torch.tensor(inputs["tokens"])
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    again = out / f"{folder.name}-again"
+    again = out / folder.parent.name / folder.name
     model.save_pretrained(again)
     tokenizer.save_pretrained(again)
     reloaded = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True)
@@ -78,6 +86,8 @@ def look_at(folder: Path, out: Path) -> dict[str, Any]:
     return {
         "logits": logits_of(model, tokens_BT).tolist(),
         "reloaded": logits_of(reloaded, tokens_BT).tolist(),
+        "embedded": model(inputs_embeds=model.get_input_embeddings()(tokens_BT)).logits.tolist(),
+        "last": model(tokens_BT, logits_to_keep=torch.tensor([2, -1 + tokens_BT.shape[1]])).logits.tolist(),
         "pieces": by_pieces(reloaded, tokens_BT).tolist(),
         "written": written(reloaded, tokens_BT, max_new_tokens=NUM_NEW),
         "without_state": written(reloaded, tokens_BT, use_cache=False),
@@ -86,9 +96,11 @@ def look_at(folder: Path, out: Path) -> dict[str, Any]:
         "token_ids": token_ids,
         "text": tokenizer.decode(token_ids),
         "ids_again": ids_again,
+        "special": [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id],
         "untrained": [name for name, x in model.named_parameters() if x.grad is None or not x.grad.any()],
         "modules": sorted({type(module).__module__.partition(".")[0] for module in reloaded.modules()}),
         "refused": refusals(reloaded, again),
+        "after refusals": logits_of(reloaded, tokens_BT).tolist(),
     }
 
 
@@ -97,7 +109,7 @@ def main(out: Path, *folders: str) -> None:
     torch.set_num_threads(1)
     for name in folders:
         found = look_at(Path(name), out)
-        (out / f"{Path(name).name}.json").write_text(json.dumps(found))
+        (out / f"{Path(name).parent.name}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.machine.signals import answering
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.sampling import Sampling, Writer, check_states, write_by_recomputation
+from attnbench.model.sampling import FiniteSampling, Writer, check_states, write_by_recomputation
 from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
@@ -188,39 +187,6 @@ def _tokens(
         captured=device.type == "cuda",
     )
     return sampling.checked(writer.write(prompt_BT, settings.num_tokens), record.precision)
-
-
-class FiniteSampling(Sampling):
-    """Sampling that refuses logits that are not finite: the most likely token of such says nothing."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
-
-    def choose(self, logits_BC: Tensor) -> Tensor:
-        """Choose as Sampling does; reads nothing from the device."""
-        self.is_finite.logical_and_(logits_BC.isfinite().all())
-        return super().choose(logits_BC)
-
-    def checked(self, tokens: Iterator[Tensor], precision: str) -> Iterator[Tensor]:
-        """Yield the tokens that this has chosen.
-
-        Raises:
-            UserError: logits were not finite.
-        """
-        # One text is shown as it is written, and waits for the device anyway; of several all are made first.
-        is_shown = len(self.noise_BC) == 1
-        for token_B in tokens:
-            if is_shown:
-                self._check(precision)
-            yield token_B
-        self._check(precision)
-
-    def _check(self, precision: str) -> None:
-        if not self.is_finite:
-            raise UserError(
-                f"the model's logits are not finite in {precision}: its weights are damaged, or too large for it"
-            )
 
 
 def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_samples: int) -> int:

@@ -1,24 +1,30 @@
-"""Model class for EleutherAI's lm-evaluation-harness: log-likelihoods and greedy text of a run's model."""
+"""Model class for EleutherAI's lm-evaluation-harness: log-likelihoods and text of a run's model."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import simple_parse_args_string  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from tqdm import tqdm
 
 from attnbench.data.batches import evaluation_batches
 from attnbench.export.text import encode, extra_nats, first_context, split
+from attnbench.machine.device import resolve_device
+from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
-from attnbench.machine.precision import computing, dtype_of
+from attnbench.machine.precision import computing, dtype_of, resolve_precision
 from attnbench.model.loss import character_nats
-from attnbench.model.sampling import Sampling, Writer, check_states
-from attnbench.model.stored import load_checkpoint, tokenizer_of
-from attnbench.settings.check import check_value
+from attnbench.model.sampling import FiniteSampling, Writer, not_finite, write_by_recomputation
+from attnbench.model.stored import check_finite, load_checkpoint, tokenizer_of
+from attnbench.settings.check import check_options, check_value, unknown_setting
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import GenerationSettings, TrainSettings
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
 
@@ -26,8 +32,18 @@ BATCH_TOKENS = 2**16
 """Positions of a batch with batch_size=auto."""
 MAX_WRITTEN = 256
 """Tokens that a request writes at most, unless it says max_gen_toks."""
-WRITING = ("until", "max_gen_toks", "do_sample", "temperature", "top_k")
-"""Options of generate_until."""
+RULES = {entry.name: entry.metadata for group in (TrainSettings, GenerationSettings) for entry in fields(group)}
+"""Values that train.py and generate.py allow for their settings."""
+WRITING: dict[str, dict[str, Any]] = {
+    "until": {"kind": str | list[str]},
+    "max_gen_toks": {"kind": int, **RULES["num_tokens"]},
+    "do_sample": {"kind": bool},
+    "temperature": {"kind": float, **RULES["temperature"]},
+    "top_k": {"kind": int, **RULES["top_k"]},
+}
+"""Options of generate_until, and the values that each may have."""
+
+log = logging.getLogger(__name__)
 
 
 class Window(NamedTuple):
@@ -48,13 +64,39 @@ class AttnbenchLM(LM):
         window: most positions that the model reads at once; None: as many as it was trained on.
         prefix: text before the first character of a document and before a continuation without context; None: that of
             `text.first_context`.
-        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`.
+        device: auto (CUDA where there is one, otherwise the CPU), cpu, cuda or cuda:N.
+        precision, backend: as the settings `train.precision` and `attn.backend`.
         batch_size: windows at a time, or auto.
-        seed: of sampled text.
+        max_batch_size: most windows at a time with batch_size=auto.
+        seed: of sampled text; that of the n-th request is generate.py's with seed + n, n from 0.
 
     Raises:
         UserError: there is no such run, it cannot run here, or an argument that is not allowed.
     """
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
+        """Make the model of the harness's own arguments and those of `--model_args`.
+
+        Raises:
+            UserError: an argument that does not exist or is given twice, besides those of the class.
+        """
+        own = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        for name, value in arg_dict.items():
+            if name in own:
+                raise UserError(f"--model_args {name}={value}: is an argument of the harness; give --{name} {value}")
+            if name in ("run", "prefix") and isinstance(value, (bool, int, float)):
+                raise UserError(
+                    f"--model_args {name}={value}: the harness reads it as a number; in quotes it is a text: "
+                    f"--model_args \"{name}='...'\""
+                )
+        check_options(cls, {**own, **arg_dict}, group="")
+        return cls(**own, **arg_dict)
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
+        """Make the model as `create_from_arg_obj` does, of NAME=VALUE with commas between."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def __init__(
         self,
@@ -70,20 +112,23 @@ class AttnbenchLM(LM):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_value("checkpoint", checkpoint, choices=("final", "best"))
-        check_value("window", window, kind=int | None, minimum=1)
+        check_value("checkpoint", checkpoint, **RULES["checkpoint"])
+        check_value("precision", precision, **RULES["precision"])
+        check_value("window", window, kind=int, minimum=1)
+        check_value("seed", seed, kind=int, **RULES["seed"])
+        precision = resolve_precision(precision, resolve_device(device).type, "precision")
         folder = checkpoint_of(Path(run).absolute(), checkpoint)
         self.model, self.record = load_checkpoint(folder, device=device, precision=precision, backend=backend)
         check_code(Path(run).absolute(), self.record.mixers)
+        check_finite(self.model, folder)
         self.tokenizer = tokenizer_of(self.record)
         self.window, self.seed = window or self.record.seq_len, seed
         if prefix == "":
             raise UserError("prefix=: must be at least one character: the model predicts what follows something")
         self.prefix_T = encode(self.tokenizer, first_context(self.tokenizer) if prefix is None else prefix)
-        is_auto = str(batch_size).startswith("auto")
-        self.batch_size = max(1, BATCH_TOKENS // self.window) if is_auto else int(batch_size)
-        check_value("batch_size", self.batch_size, minimum=1)
+        self.batch_size = _batch_size(batch_size, max_batch_size, self.window)
         self._device = self.model.embedding.weight.device
+        log.info(f"device={device}: {device_name(self._device)}, {self.record.precision}")
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return, of each (context, continuation), log p of the continuation in nats, and whether each of its tokens is
@@ -129,6 +174,8 @@ class AttnbenchLM(LM):
         )
         with computing(self.record.precision, self._device):
             logits_BTC, _ = self.model(inputs_BT)
+        if not logits_BTC.isfinite().all():
+            raise not_finite(self.record.precision)
         log_p_BTC = logits_BTC.float().log_softmax(-1)
         nats_BT = -log_p_BTC.gather(-1, targets_BT[..., None])[..., 0]
         greedy_BT = log_p_BTC[..., : self.tokenizer.num_writable].argmax(-1) == targets_BT
@@ -146,6 +193,8 @@ class AttnbenchLM(LM):
                 tokens_N = torch.cat([self.prefix_T, encode(self.tokenizer, document)]).to(self._device)
                 batches = evaluation_batches(tokens_N, self.window, self.batch_size)
                 nats_N = character_nats(self.model, batches, self.record.precision)[len(self.prefix_T) - 1 :]
+                if not nats_N.isfinite().all():
+                    raise not_finite(self.record.precision)
                 results.append(-(nats_N.double().sum().item() + extra_nats(self.tokenizer, document)))
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, results[-1])
         return results
@@ -154,44 +203,40 @@ class AttnbenchLM(LM):
         """Return the text that follows each context, up to the first of its stop strings, the most likely token each
         time or, with do_sample, sampled.
 
-        Of the context the last `window` tokens are read; what is written may go on beyond the window.
+        Of the context the last `window` tokens are read; the text may go on beyond the window. Each request has noise
+        of its own, so that repeats of one are independent.
+
+        Raises:
+            UserError: an option that does not exist, or one out of its range, before anything is written.
         """
+        for request in requests:
+            _check_writing(request.args[1])
         results = []
-        check_states(self.model)
         with device_lock(self._device, shared=True):
-            for request in tqdm(requests, disable=disable_tqdm, desc="generate_until"):
-                results.append(self._written(*request.args))
+            for index, request in enumerate(tqdm(requests, disable=disable_tqdm, desc="generate_until")):
+                results.append(self._written(*request.args, seed=self.seed + index))
                 self.cache_hook.add_partial("generate_until", request.args, results[-1])
         return results
 
     @torch.no_grad()
-    def _written(self, context: str, options: dict[str, Any]) -> str:
-        unknown = sorted(set(options) - set(WRITING))
-        if unknown:
-            raise UserError(f"gen_kwargs: {unknown[0]}: unknown; there is {', '.join(WRITING)}")
+    def _written(self, context: str, options: Mapping[str, Any], seed: int) -> str:
         until = options.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        num_tokens = int(options.get("max_gen_toks") or MAX_WRITTEN)
+        stops = [until] if isinstance(until, str) else until
+        given = options.get("max_gen_toks")
+        num_tokens = MAX_WRITTEN if given is None else given
         context_T = (encode(self.tokenizer, context) if context else self.prefix_T)[-self.window :].to(self._device)
-        sampling = Sampling(
+        sampling = FiniteSampling(
             batch_size=1,
             num_characters=self.tokenizer.num_writable,
             temperature=_temperature(options),
             top_k=options.get("top_k"),
-            seed=self.seed,
+            seed=seed,
             device=self._device,
-        )
-        writer = Writer(
-            self.model,
-            sampling,
-            batch_size=1,
-            max_length=len(context_T) + num_tokens,
-            dtype=dtype_of(self.record.precision),
-            captured=False,
         )
         written, token_ids = "", []
         with computing(self.record.precision, self._device):
-            for token_B in writer.write(context_T[None], num_tokens):
+            tokens = self._continuation(context_T[None], num_tokens, sampling)
+            for token_B in sampling.checked(tokens, self.record.precision):
                 # Anew from all of them: a token may be a part of a character.
                 token_ids += token_B.tolist()
                 written = self.tokenizer.decode(token_ids)
@@ -200,8 +245,39 @@ class AttnbenchLM(LM):
                     return written[: min(ends)]
         return written
 
+    def _continuation(self, context_BT: Tensor, num_tokens: int, sampling: FiniteSampling) -> Iterator[Tensor]:
+        """Return the tokens (B,) that follow, one after another; both ways have the same text."""
+        if self.model.backend_without_state:
+            return write_by_recomputation(self.model, context_BT, num_tokens, sampling)
+        length, dtype = context_BT.shape[1] + num_tokens, dtype_of(self.record.precision)
+        writer = Writer(self.model, sampling, batch_size=1, max_length=length, dtype=dtype, captured=False)
+        return writer.write(context_BT, num_tokens)
 
-def _temperature(options: dict[str, Any]) -> float:
-    """0, which is greedy, where nothing is sampled; a sample's own may be 0 too."""
-    given = options.get("temperature")
-    return 0.0 if not options.get("do_sample") else 1.0 if given is None else float(given)
+
+def _batch_size(given: int | str, most: int | None, window: int) -> int:
+    """Return the number of windows at a time; the harness gives a number, a number as text, auto or auto:N."""
+    check_value("max_batch_size", most, kind=int, minimum=1)
+    if isinstance(given, str) and given.startswith("auto"):
+        return max(1, min(BATCH_TOKENS // window, most or BATCH_TOKENS))
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if isinstance(number, str):
+        raise UserError(f"batch_size={given}: must be a whole number or auto")
+    check_value("batch_size", number, kind=int, minimum=1)
+    return number
+
+
+def _check_writing(options: Mapping[str, Any]) -> None:
+    """Raise UserError for an option of generate_until that does not exist, or is out of its range."""
+    for name, value in options.items():
+        if name not in WRITING:
+            raise UserError(f"gen_kwargs: {unknown_setting(f'{name}={value}', name, WRITING)}")
+        check_value(f"gen_kwargs: {name}", value, **WRITING[name])
+
+
+def _temperature(options: Mapping[str, Any]) -> float:
+    """Return 0, which is greedy, where nothing is sampled. As in the harness's own models, a temperature above 0 asks
+    for samples where `do_sample` is not given."""
+    given, is_sampled = options.get("temperature"), options.get("do_sample")
+    if is_sampled is None:
+        is_sampled = given is not None
+    return 0.0 if not is_sampled else 1.0 if given is None else float(given)

@@ -4,10 +4,11 @@ config.json generation_config.json model.safetensors tokenizer.json tokenizer_co
 modeling_attnbench.py and what it imports, README.md results.csv LICENSE
 """
 
+import errno
 import inspect
 import json
 import logging
-import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -24,7 +25,7 @@ from attnbench.machine.environment import is_checkout
 from attnbench.mixers.adapter import Adapter
 from attnbench.mixers.base import Mixer
 from attnbench.model.building import function_of, layer_sizes
-from attnbench.model.stored import ModelRecord, as_other_files, load_model, load_record, tokenizer_of
+from attnbench.model.stored import ModelRecord, as_other_files, check_finite, load_model, load_record, tokenizer_of
 from attnbench.results.files import sync
 from attnbench.results.folder import ROOT
 from attnbench.results.row_tables import write_csv
@@ -38,29 +39,33 @@ from attnbench.training.prepare import check_code
 
 log = logging.getLogger(__name__)
 
-MODELING, CONFIGURATION, MIXERS = (f"attnbench.export.{name}" for name in ("modeling", "configuration", "mixers"))
+MODELING, MIXERS = "attnbench.export.modeling", "attnbench.export.mixers"
 
 
 def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
-    """Make the folder, beside and renamed, and return it.
+    """Make the folder under a name of its own, rename it to its target, and return it.
 
     Args:
         trained: the settings in the run's config.yaml.
 
     Raises:
-        UserError: a folder that is there and not empty, no finished training, or a mixer that cannot be exported.
+        UserError: a target that is there and not empty, no finished training, weights that are not finite, or a mixer
+            that cannot be exported.
     """
     run = Path(settings.run).absolute()
     target = run / settings.format if settings.to is None else Path(settings.to).expanduser().absolute()
+    there = UserError(f"to={target}: is there already, and is no empty folder; remove it or name another")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"to={target}: is there already, and is no empty folder; remove it or name another")
+        raise there
     for mixer in parts_of(trained.mixer).values():
         _refuse_adapter(mixer)
     checkpoint = checkpoint_of(run, settings.checkpoint)
     record = load_record(checkpoint)
+    mixers = [in_torch(mixer) for mixer in record.mixers]
     check_code(run, record.mixers)
-    record.mixers = [in_torch(mixer) for mixer in record.mixers]
+    record.mixers = mixers
     model, _ = load_model(checkpoint, mixers=record.mixers)
+    check_finite(model, checkpoint)
     rows = read_folders([run])
     texts = {
         **source_files(record.mixers),
@@ -71,23 +76,27 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
         "LICENSE": _licence(),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.partial")
-    # What a process that was killed left half written.
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
+    # Beside the target, because a folder is renamed inside one file system alone; inside one more, because that of
+    # tempfile can be read by its owner alone.
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as temporary:
+        made = Path(temporary) / settings.format
+        made.mkdir()
         for name, text in texts.items():
-            (beside / name).write_text(text, encoding="utf-8")
-        write_csv(rows, beside / "results.csv")
+            (made / name).write_text(text, encoding="utf-8")
+        write_csv(rows, made / "results.csv")
         tensors = {f"model.{name}": x.detach().contiguous() for name, x in model.named_parameters()}
-        weights = beside / "model.safetensors"
+        weights = made / "model.safetensors"
         with as_other_files(weights):
             save_file(tensors, weights, metadata={"format": "pt"})
-        for path in [*beside.iterdir(), beside]:
+        for path in [*made.iterdir(), made]:
             sync(path)
-        beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            # An empty folder gives way. Of two exports to one target the second finds that of the first.
+            made.rename(target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise there from None
+            raise
     sync(target.parent)
     log.info(f"{target}/: {model.num_parameters():,} weights of {run.name}, checkpoint {settings.checkpoint}")
     return target
@@ -127,8 +136,7 @@ def source_files(mixers: Sequence[MixerSettings]) -> dict[str, str]:
     """Return the text of every Python file of a model by its name."""
     targets = list(dict.fromkeys(mixer.target for mixer in mixers))
     own = frozenset({"attnbench", *(target.partition(".")[0] for target in targets)})
-    roots = {name: read_source(name) for name in (MODELING, CONFIGURATION)}
-    return copied_sources({**roots, MIXERS: _table(targets)}, own)
+    return copied_sources({MODELING: read_source(MODELING), MIXERS: _table(targets)}, own)
 
 
 def _table(targets: Sequence[str]) -> str:
@@ -147,7 +155,7 @@ def configuration(record: ModelRecord) -> dict[str, Any]:
     return {
         "architectures": ["AttnbenchForCausalLM"],
         "auto_map": {
-            "AutoConfig": "configuration_attnbench.AttnbenchConfig",
+            "AutoConfig": "modeling_attnbench.AttnbenchConfig",
             "AutoModelForCausalLM": "modeling_attnbench.AttnbenchForCausalLM",
         },
         "model_type": "attnbench",

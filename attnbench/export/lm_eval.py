@@ -3,6 +3,7 @@
 The harness looks for models in its own list alone: its command `lm_eval` knows none of another package.
 """
 
+import argparse
 import sys
 from importlib import util
 
@@ -21,11 +22,23 @@ def main() -> None:
     from lm_eval.api.registry import model_registry  # pyright: ignore[reportMissingImports]
 
     model_registry.register(MODEL, target="attnbench.export.harness:AttnbenchLM")
+    if _leaves_device_open(sys.argv[1:]):
+        # The harness's own default is cuda:0, whether there is one or not.
+        sys.argv += ["--device", "auto"]
     try:
         cli_evaluate()
     except UserError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _leaves_device_open(words: list[str]) -> bool:
+    """Return whether a command line names our model and no device; a file of settings may name both."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for names in (["--model", "-M"], ["--device"], ["--config", "-C"]):
+        parser.add_argument(*names)
+    given, _ = parser.parse_known_args(words)
+    return given.model == MODEL and given.device is None and given.config is None
 
 
 if __name__ == "__main__":

@@ -1,22 +1,56 @@
-"""Language model of attnbench as a model of Hugging Face's transformers: logits, loss and `generate`.
+"""Language model of attnbench as a model of Hugging Face's transformers: configuration, logits, loss and `generate`.
 
 It reads without padding: texts of one batch have one length. Its state, whatever its mixers carry from position to
 position, takes the place of a cache of keys and values.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from attnbench.export.configuration import AttnbenchConfig
 from attnbench.export.mixers import MIXERS
 from attnbench.mixers.base import State
 from attnbench.model.language_model import LanguageModel
 
 FIRST_ROOM = 64
 """Positions that a new state has room for, beyond those that it reads at once."""
+
+
+class AttnbenchConfig(PretrainedConfig):
+    """Settings that build the model again.
+
+    The class stands in the file of the model: transformers takes files for the same by what they and the files that
+    they import hold, and looks for the class of a model by the class of its configuration. From a file of its own, the
+    configurations of two models would be one class, and the second model would run the code of the first.
+
+    Args:
+        vocab_size: symbols of the embedding.
+        hidden_size: model width.
+        feed_forward_width: hidden channels of the SwiGLU; 0 for none.
+        mixers: one a layer, {"class": "GatedDeltaNet", "options": {...}}, with all options of its constructor.
+        trained_length: number of positions of the sequences of the training.
+    """
+
+    model_type = "attnbench"
+
+    def __init__(
+        self,
+        vocab_size: int = 1,
+        hidden_size: int = 1,
+        feed_forward_width: int = 0,
+        mixers: list[dict[str, Any]] | None = None,
+        trained_length: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size, self.hidden_size, self.feed_forward_width = vocab_size, hidden_size, feed_forward_width
+        self.mixers = mixers or []
+        self.num_hidden_layers, self.trained_length = len(self.mixers), trained_length
+        # Embedding and logits share one parameter, so that there are no two to tie.
+        super().__init__(**{**kwargs, "tie_word_embeddings": False})
 
 
 class ModelState:
@@ -70,7 +104,7 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Refuse weights that no file has given: transformers would fill them with numbers of its own."""
+        """Refuse weights that no file has given, which transformers would fill with random numbers."""
         missing = [
             name
             for name, parameter in module.named_parameters(recurse=False)
@@ -92,43 +126,75 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, value: nn.Module) -> None:
         raise NotImplementedError("the embedding gives the logits too, and cannot be exchanged")
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: ModelState | None = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int = 0,
-        return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
-        """Return logits (B, T, vocabulary), or of the last `logits_to_keep` positions.
-
-        Args:
-            input_ids: (B, T), with a state those that follow what it has read.
-            attention_mask: all ones, or none.
-            past_key_values: updated in place, and returned; of None a new one is made where `use_cache` is true.
-            labels: (B, T), `input_ids` say: the loss is of each position's next label, -100 being left out.
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Return the embedding, whose size is that of the vocabulary of the training.
 
         Raises:
-            ValueError: padding.
+            NotImplementedError: another size, before anything is changed.
         """
-        if past_key_values is None and attention_mask is not None and not bool(attention_mask.all()):
+        size = self.config.vocab_size
+        if (new_num_tokens or size) != size or size % (pad_to_multiple_of or 1):
+            raise NotImplementedError(
+                f"resize_token_embeddings: the model has the {size} symbols of its training, and takes no others"
+            )
+        return self.get_input_embeddings()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: ModelState | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
+        """Return logits (B, T, vocabulary), or those of the last `logits_to_keep` positions.
+
+        Args:
+            input_ids: (B, T); with a state, the tokens that follow those in the state.
+            attention_mask: all ones, or None.
+            past_key_values: state of this model, updated in place and returned; with None and `use_cache` a new one is
+                made.
+            inputs_embeds: (B, T, hidden_size) in place of `input_ids`.
+            labels: (B, T), such as `input_ids`: the loss is the mean over each position's next label, without those
+                that are -100.
+            logits_to_keep: or the positions themselves, (L,).
+            output_attentions, output_hidden_states: not available; true is refused.
+
+        Raises:
+            ValueError: padding, another model's state, or an output that the model does not have.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids, inputs_embeds: give one of the two")
+        if output_attentions or output_hidden_states:
+            name = "output_attentions" if output_attentions else "output_hidden_states"
+            raise ValueError(f"{name}=True: the model returns logits, loss and state alone; leave it out")
+        if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask: has zeros, and the model reads no padding; give texts of one length")
-        (batch_size, length), positions_BL = input_ids.shape, None
+        if past_key_values is not None and not isinstance(past_key_values, ModelState):
+            kind = type(past_key_values).__name__
+            raise ValueError(f"past_key_values: is a {kind}; give past_key_values of an earlier output, or None")
+        x_BTD = self.model.embed(input_ids) if input_ids is not None else inputs_embeds
+        (batch_size, length, _), positions_BL = x_BTD.shape, None
         if past_key_values is None and use_cache:
             past_key_values = ModelState(self.model, batch_size, length + FIRST_ROOM, self.dtype)
         if past_key_values is not None:
             past_key_values.make_room(length)
         if past_key_values is not None and length == 1:
-            logits_BC, past_key_values.layers = self.model.step(input_ids[:, 0], past_key_values.layers)
+            logits_BC, past_key_values.layers = self.model.step_from(x_BTD[:, 0], past_key_values.layers)
             logits_BTC = logits_BC[:, None]
         else:
-            if logits_to_keep:
-                last_L = torch.arange(max(length - logits_to_keep, 0), length, device=input_ids.device)
-                positions_BL = last_L.expand(batch_size, -1)
+            if isinstance(logits_to_keep, Tensor) or logits_to_keep:
+                positions_BL = _positions(logits_to_keep, length).to(x_BTD.device).expand(batch_size, -1)
             layers = None if past_key_values is None else past_key_values.layers
-            logits_BTC, layers = self.model(input_ids, layers, positions_BL)
+            x_BTD, layers = self.model.through(x_BTD, layers, positions_BL)
+            logits_BTC = self.model.logits(x_BTD)
             if past_key_values is not None:
                 past_key_values.layers = layers
         if past_key_values is not None:
@@ -138,3 +204,10 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(logits_BTC[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         output = CausalLMOutputWithPast(loss=loss, logits=logits_BTC, past_key_values=past_key_values)  # pyright: ignore[reportArgumentType]
         return output if return_dict is not False else output.to_tuple()
+
+
+def _positions(logits_to_keep: int | Tensor, length: int) -> Tensor:
+    """Return the positions whose logits are wanted, (L,)."""
+    if isinstance(logits_to_keep, Tensor):
+        return logits_to_keep
+    return torch.arange(max(length - logits_to_keep, 0), length)

@@ -7,8 +7,9 @@ from attnbench.data.bpe import BYTE_OF, Bpe
 from attnbench.data.tokenizer import Characters, Tokenizer
 from attnbench.settings.errors import UserError
 
-OTHERWISE = "<unknown>"
-"""Name of the unknown symbol where its own is a character of the corpus."""
+OTHERWISE = tuple(map(chr, range(0xE000, 0xF900)))
+"""Names of the unknown symbol where its own is a character of the corpus: of private use, one character each, so that
+every text has the same tokens."""
 
 EMPTY = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
@@ -18,12 +19,19 @@ CONFIG = {
     "clean_up_tokenization_spaces": False,
 }
 
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
     """Return the text of each file of a tokenizer by its name."""
+    content = content_of(tokenizer)
+    unknown = content["model"].get("unk_token")
+    # Libraries ask for these: lm-evaluation-harness reads a text without context behind the first, and stops at the
+    # second. The unknown symbol is the one that is never written.
+    special = {} if unknown is None else dict.fromkeys(SPECIAL, unknown)
     return {
-        "tokenizer.json": json.dumps(content_of(tokenizer), ensure_ascii=False, indent=1) + "\n",
-        "tokenizer_config.json": json.dumps(CONFIG, indent=2) + "\n",
+        "tokenizer.json": json.dumps(content, ensure_ascii=False, indent=1) + "\n",
+        "tokenizer_config.json": json.dumps({**CONFIG, **special}, indent=2) + "\n",
     }
 
 
@@ -44,7 +52,7 @@ def content_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _characters(tokenizer: Characters) -> dict[str, Any]:
     *characters, unknown = tokenizer.vocabulary
-    unknown = OTHERWISE if unknown in characters else unknown
+    unknown = next(name for name in (unknown, *OTHERWISE) if name not in characters)
     tokens = {symbol: token for token, symbol in enumerate([*characters, unknown])}
     return {
         **EMPTY,

@@ -72,11 +72,12 @@ class TorchForm(ast.NodeTransformer):
         return node.body if node.test.value else node.orelse
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """Name an operator after the module that holds its copy: two operators of one name would be one."""
+        """Name an operator after the module that holds its copy: two operators of one name would be one. In hexadecimal
+        digits, as the module's name has that of the user's folder in it, which may be any."""
         if not isinstance(node.value, str) or not node.value.startswith(NAMESPACE):
             return node
         name = node.value.removeprefix(NAMESPACE)
-        return ast.parse(f"__name__.replace('.', '_') + '::{name}'", mode="eval").body
+        return ast.parse(f"'of' + __name__.encode().hex() + '::{name}'", mode="eval").body
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)

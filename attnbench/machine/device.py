@@ -46,7 +46,7 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device={name}: must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         there = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
-        raise UserError(f"device={name}: this machine has {there}; device=cpu or device=auto works here")
+        raise UserError(f"device={name}: this machine has {there}; cpu and auto work here")
     return device
 
 

@@ -63,17 +63,13 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """Embedding of symbols and, used the other way round, the map from vectors to logits."""
+    """Embedding of symbols; its weight is the map from hidden states to logits too."""
 
     def reset_parameters(self) -> None:
         """Do nothing: `init_weights` fills the weights, and on the meta device torch would load its compiler for it."""
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         nn.init.normal_(self.weight, std=0.02, generator=generator)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the logit of every symbol, (..., vocabulary)."""
-        return F.linear(x, self.weight)
 
 
 class LanguageModel(nn.Module):
@@ -111,7 +107,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, list[State] | None]:
         """Return logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the last state."""
         x_BTD, state = self.hidden(tokens_BT, state, positions_BL)
-        return self.embedding.logits(x_BTD), state
+        return self.logits(x_BTD), state
 
     def hidden(
         self,
@@ -125,7 +121,16 @@ class LanguageModel(nn.Module):
         Args:
             dropout_B: keys of the rows' dropout masks, see `dropout.row_keys`; None: nothing is dropped.
         """
-        x_BTD = self.enter(tokens_BT, dropout_B)
+        return self.through(self.enter(tokens_BT, dropout_B), state, positions_BL, dropout_B)
+
+    def through(
+        self,
+        x_BTD: Tensor,
+        state: list[State] | None = None,
+        positions_BL: Tensor | None = None,
+        dropout_B: Tensor | None = None,
+    ) -> tuple[Tensor, list[State] | None]:
+        """Return as `hidden` does, from embedded tokens (B, T, D)."""
         states: list[State] = []
         for index, block in enumerate(self.blocks):
             x_BTD, after = block(x_BTD, state[index] if state is not None else None, layer_keys(dropout_B, index))
@@ -144,12 +149,19 @@ class LanguageModel(nn.Module):
 
     def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
         """Return logits (B, vocabulary) after one more token; reads nothing from the device."""
-        x_BD = self.embed(tokens_B)
+        return self.step_from(self.embed(tokens_B), state)
+
+    def step_from(self, x_BD: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
+        """Return as `step` does, from an embedded token (B, D)."""
         states = []
         for block, before in zip(self.layers, state, strict=True):
             x_BD, after = block.step(x_BD, before)
             states.append(after)
-        return self.embedding.logits(self.norm(x_BD)), states
+        return self.logits(self.norm(x_BD)), states
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logit of every symbol, (..., vocabulary), from hidden states."""
+        return F.linear(x, self.embedding.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the start of the residual stream. Under autocast it has the compute dtype: in float32 a step would

@@ -27,7 +27,7 @@ def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | No
 def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return `cross_entropy` of the logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
     if not on_kernels(hidden):
-        return cross_entropy(embedding.logits(hidden), targets, weight)
+        return cross_entropy(F.linear(hidden, embedding.weight), targets, weight)
     from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
 
     flat_weight = weight.flatten() if weight is not None else None

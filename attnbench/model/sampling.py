@@ -1,6 +1,7 @@
 """Text from a trained model, a character at a time: through the mixers' states, or by recomputation."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,42 @@ class Sampling:
             logits_BC = logits_BC.masked_fill(logits_BC < least_B1, -torch.inf)
         # The noise can be 0 in float32, whose logarithm and that of a weight of 0 would have no difference.
         return (logits_BC / self.temperature - self.noise_BC.clamp(min=1e-30).log()).argmax(-1)
+
+
+class FiniteSampling(Sampling):
+    """Sampling that refuses logits that are not finite, of which no token is the most likely one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
+
+    def choose(self, logits_BC: Tensor) -> Tensor:
+        """Choose as Sampling does; reads nothing from the device."""
+        self.is_finite.logical_and_(logits_BC.isfinite().all())
+        return super().choose(logits_BC)
+
+    def checked(self, tokens: Iterator[Tensor], precision: str) -> Iterator[Tensor]:
+        """Yield the chosen tokens.
+
+        Raises:
+            UserError: logits were not finite.
+        """
+        # One text is read as it is written, and waits for the device anyway; of several all are made first.
+        is_single = len(self.noise_BC) == 1
+        for token_B in tokens:
+            if is_single:
+                self._check(precision)
+            yield token_B
+        self._check(precision)
+
+    def _check(self, precision: str) -> None:
+        if not self.is_finite:
+            raise not_finite(precision)
+
+
+def not_finite(precision: str) -> UserError:
+    """Return the error for logits that are not finite."""
+    return UserError(f"the model's logits are not finite in {precision}: its weights are damaged, or too large for it")
 
 
 class Writer:

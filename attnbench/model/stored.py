@@ -267,6 +267,17 @@ def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) ->
             tensor.copy_(stored[name])
 
 
+def check_finite(model: LanguageModel, folder: Path) -> None:
+    """Raise UserError for a weight that is not finite, by its name: such a model computes nothing.
+
+    Args:
+        folder: its checkpoint, for the message.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(f"{folder}: its weights {name} are not all finite; use another checkpoint, or train again")
+
+
 def _compare(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
     shapes, stored_shapes = ({name: x.shape for name, x in each.items()} for each in (tensors, stored))
     if shapes != stored_shapes:

@@ -59,7 +59,8 @@ def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
         parts: entries of NUMBERS_VERSION whose code takes part; 0 is left out.
 
     Raises:
-        UserError: a class outside attnbench that may not be imported, or has no source that can be read.
+        UserError: a class outside attnbench that is not installed, may not be imported, or has no source that can be
+            read.
     """
     versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
     sources = {target: _code(target) for target in targets if not is_own(target)}
@@ -70,7 +71,13 @@ def _code(target: str) -> str:
     """Return what tells the code of a class outside attnbench apart: its source, of flash-linear-attention's its
     version."""
     if target.startswith("fla.layers."):
-        return f"{LIBRARY} {metadata.version(LIBRARY)}"
+        try:
+            return f"{LIBRARY} {metadata.version(LIBRARY)}"
+        except metadata.PackageNotFoundError:
+            raise UserError(
+                f"{target}: {LIBRARY} is not installed, whose version is part of a result's identity; run: "
+                f"pip install {LIBRARY}"
+            ) from None
     return _source(import_module(target))
 
 

@@ -177,7 +177,8 @@ def check_value(
         kind: the type that it must have, such as list[int].
         distinct: entries of a list or mapping: at least one, and none twice.
         most: entries at most.
-        allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`.
+        allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`; `besides` is a number that is
+            allowed outside them.
     """
     if value is None:
         return
@@ -203,13 +204,16 @@ def _problem(
     above: float | None = None,
     below: float | None = None,
     maximum: float | None = None,
+    besides: float | None = None,
 ) -> str:
     """Return the rule that a value breaks, empty for none."""
+    if besides is not None and value == besides:
+        return ""
     if choices is not None and value not in choices:
         return f"one of {', '.join(map(str, choices))}"
     # Written as "not inside" so that NaN is refused too.
     if minimum is not None and not value >= minimum:
-        return f"at least {minimum}"
+        return f"at least {minimum}" if besides is None else f"{besides} or at least {minimum}"
     if above is not None and not value > above:
         return f"above {above}"
     if below is not None and not value < below:

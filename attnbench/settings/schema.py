@@ -382,7 +382,8 @@ class GenerationSettings:
     """Both null: standard input."""
     num_tokens: int = setting(minimum=1, maximum=2**24)
     num_samples: int = setting(minimum=1, maximum=2**16)
-    temperature: float = setting(minimum=0)
+    temperature: float = setting(minimum=1e-6, besides=0)
+    """0: the most likely token each time. Logits divided by less than the minimum may leave the range of float32."""
     top_k: int | None = setting(None, minimum=1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
     recompute: bool

@@ -1,6 +1,7 @@
 """export.py: a folder that transformers loads without attnbench, with the same logits, text and tokens."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from outside_mixers import settings_of
 from pages import write_files
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save, save_file
 from scripts_here import run_here
 from small import MIXERS, TINY_RUN, compose_once, mixer_settings, python_path, rewrite_checkpoint
 from torch import Tensor
@@ -36,7 +37,7 @@ needs_transformers = pytest.mark.skipif(not util.find_spec("transformers"), reas
 HYBRID = "hybrid"
 FAST = ("flash", "gated_deltanet")
 TEXT = "the cat runs over a <green> tree\n\n\N{REPLACEMENT CHARACTER}é cat"
-TOLERANCE = {"logits": 1e-5, "reloaded": 1e-5, "pieces": 1e-4}
+TOLERANCE = {"logits": 1e-5, "reloaded": 1e-5, "embedded": 1e-5, "after refusals": 1e-5, "pieces": 1e-4}
 """Pieces are rounded otherwise than the whole, in attnbench too."""
 Export = Callable[..., Path]
 
@@ -60,11 +61,12 @@ def trained(tmp_path_factory, text) -> Callable[[str], tuple[Path, RunSettings]]
 
 @pytest.fixture
 def exported(trained, tmp_path) -> Export:
-    """Export a small model, beside its run."""
+    """Export a small model to NAME/my model; that one folder has the name of all, and is no name of a module."""
 
     def export(name: str, **changed: Any) -> Path:
         folder, settings = trained(name)
-        how = {"run": str(folder), "format": "huggingface", "checkpoint": "final", "to": str(tmp_path / name)}
+        to = tmp_path / name / "my model"
+        how = {"run": str(folder), "format": "huggingface", "checkpoint": "final", "to": str(to)}
         return export_run(ExportSettings(**{**how, "command": "python scripts/export.py", **changed}), settings)
 
     return export
@@ -84,7 +86,7 @@ def looked_at(folders: Sequence[Path], out: Path) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).parents[1] / "exported.py"), str(out), *map(str, folders)]
     done = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((out / f"{folder.name}.json").read_text()) for folder in folders]
+    return [json.loads((out / f"{folder.parent.name}.json").read_text()) for folder in folders]
 
 
 def expected_of(model: LanguageModel, num_writable: int, num_tokens: int) -> tuple[Tensor, list[list[int]]]:
@@ -118,6 +120,7 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
             difference = (torch.tensor(found[form]) - logits_BTC).abs().max().item()
             print(f"{name}: {form} differ by at most {difference:.1e} of {logits_BTC.abs().max():.1f}")
             assert difference <= tolerance, (name, form)
+        assert (torch.tensor(found["last"]) - logits_BTC[:, [2, -1]]).abs().max() <= TOLERANCE["logits"], name
         assert found["written"] == written, name
         assert found["without_state"] == [line[: len(found["without_state"][0])] for line in written], name
         assert found["beams"] == found["beams_without_state"], name
@@ -127,8 +130,15 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
         assert found["text"] == tokenizer_of(record).decode(ids)
         assert found["untrained"] == []
         assert found["modules"] == ["torch", "transformers_modules"]
-        assert "attention_mask: has zeros, and the model reads no padding" in found["refused"]["padding"]
-        assert "RMSNorm: no weights for weight; from_pretrained loads a whole model" in found["refused"]["missing"]
+        assert found["special"] == 3 * [len(record.vocabulary) - 1]
+        refused = found["refused"]
+        assert "attention_mask: has zeros, and the model reads no padding" in refused["padding"]
+        assert refused["padding behind a state"] == refused["padding"]
+        assert "past_key_values: is a DynamicCache" in refused["cache"]
+        assert "output_hidden_states=True" in refused["hidden states"]
+        assert "give one of the two" in refused["both"]
+        assert f"the model has the {record.vocabulary_size} symbols of its training" in refused["resize"]
+        assert "RMSNorm: no weights for weight; from_pretrained loads a whole model" in refused["missing"]
     # Not all of them write the same symbol again and again.
     assert len(tokens) > 1
 
@@ -184,15 +194,50 @@ def test_on_a_full_disk_nothing_is_left(exported, tmp_path, monkeypatch):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("attnbench.export.huggingface.save_file", full)
-    (tmp_path / ".flash.partial").mkdir()
-    (tmp_path / ".flash.partial" / "left").touch()
     with pytest.raises(OSError, match="No space left on device"):
         exported("flash")
-    assert not [*tmp_path.iterdir()]
+    assert not [*(tmp_path / "flash").iterdir()]
     monkeypatch.undo()
-    modes = {path.stat().st_mode for path in exported("flash").iterdir()}
-    assert len(modes) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["flash"]
+    made = exported("flash")
+    assert len({path.stat().st_mode for path in made.iterdir()}) == 1
+    beside = made.parent / "made by mkdir"
+    beside.mkdir()
+    assert made.stat().st_mode == beside.stat().st_mode
+    assert {path.name for path in made.parent.iterdir()} == {made.name, beside.name}
+
+
+def test_of_two_exports_to_one_folder_one_is_there_as_a_whole(exported, tmp_path, monkeypatch):
+    mine = tmp_path / "flash" / ".my model.partial"
+    mine.mkdir(parents=True)
+    (mine / "notes").write_text("a user's")
+    others = []
+
+    def during_another(tensors, path, metadata):
+        monkeypatch.undo()
+        others.append({path.name: path.read_bytes() for path in exported("flash", checkpoint="best").iterdir()})
+        save_file(tensors, path, metadata=metadata)
+
+    monkeypatch.setattr("attnbench.export.huggingface.save_file", during_another)
+    with pytest.raises(UserError, match="my model: is there already, and is no empty folder"):
+        exported("flash")
+    made = tmp_path / "flash" / "my model"
+    assert others == [{path.name: path.read_bytes() for path in made.iterdir()}]
+    assert {path.name for path in made.parent.iterdir()} == {made.name, mine.name}
+    assert (mine / "notes").read_text() == "a user's"
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(trained, tmp_path):
+    folder, _ = trained("flash")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    weights = load_file(damaged / "checkpoint" / "final" / "weights.safetensors")
+    weights["blocks.1.mixer_norm.weight"][3] = torch.nan
+    rewrite_checkpoint(damaged / "checkpoint" / "final", "weights.safetensors", save(weights))
+    code, _, errors = run_here("export.py", f"run={damaged}", f"to={tmp_path / 'made'}")
+    assert code == 1
+    assert "its weights blocks.1.mixer_norm.weight are not all finite" in errors
+    assert len(errors.splitlines()) == 1, errors
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from importlib import util
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import TINY_RUN, compose_once, python_path
+from safetensors.torch import load_file, save
+from small import TINY_RUN, compose_once, python_path, rewrite_checkpoint
 
 from attnbench import load_checkpoint, sample
 from attnbench.comparison.execute import run
@@ -141,8 +143,125 @@ def test_text_is_that_of_generate_py_up_to_a_stop(finished, language_model):
     # Of no temperature a sample is greedy, and none that is given is exchanged.
     coldest = lm.generate_until(instances("generate_until", ("cat", how | {"temperature": 0})))
     assert coldest == [greedy]
-    with pytest.raises(UserError, match="gen_kwargs: top_p: unknown; there is until, max_gen_toks"):
-        lm.generate_until(instances("generate_until", ("cat", {"top_p": 0.9})))
+    # As in the harness's own models, a temperature alone asks for samples.
+    (warm,) = lm.generate_until(
+        instances("generate_until", ("cat", {"max_gen_toks": 20, "temperature": 0.7, "top_k": 3}))
+    )
+    assert warm == sampled
+
+
+def test_repeats_are_independent_and_come_again(language_model):
+    request = ("cat", {"max_gen_toks": 20, "do_sample": True})
+    found = language_model().generate_until(instances("generate_until", *4 * [request]))
+    assert len(set(found)) == 4
+    assert language_model().generate_until(instances("generate_until", *4 * [request])) == found
+    assert language_model(seed=1).generate_until(instances("generate_until", *2 * [request])) == found[1:3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_p": 0.9}, "gen_kwargs: top_p=0.9: unknown setting"),
+        ({"temperature": -1}, "gen_kwargs: temperature=-1: must be 0 or at least 1e-06"),
+        ({"temperature": math.nan}, "gen_kwargs: temperature=nan: must be"),
+        ({"temperature": math.inf}, "gen_kwargs: temperature=inf: must be finite"),
+        ({"temperature": 1e-40}, "gen_kwargs: temperature=1e-40: must be 0 or at least 1e-06"),
+        ({"temperature": "hot"}, "gen_kwargs: temperature=hot: must be a number"),
+        ({"max_gen_toks": 0}, "gen_kwargs: max_gen_toks=0: must be at least 1"),
+        ({"max_gen_toks": 2.5}, "gen_kwargs: max_gen_toks=2.5: must be an integer"),
+        ({"top_k": 0}, "gen_kwargs: top_k=0: must be at least 1"),
+        ({"do_sample": "yes"}, "gen_kwargs: do_sample=yes: must be true or false"),
+        ({"until": 3}, "gen_kwargs: until=3: must be a text or a list"),
+    ],
+)
+def test_options_of_writing_are_checked_before_anything_is_written(language_model, monkeypatch, options, message):
+    lm = language_model()
+    monkeypatch.setattr(lm, "_written", lambda *_, **__: pytest.fail("has written"))
+    with pytest.raises(UserError, match=re.escape(message)):
+        lm.generate_until(instances("generate_until", ("cat", {}), ("cat", {"do_sample": True, **options})))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run=0001", "--model_args run=1: the harness reads it as a number; in quotes it is a text"),
+        ("run={run},prefix=1", "--model_args prefix=1: the harness reads it as a number"),
+        ("run=none", "run=null: must be a text"),
+        ("checkpoint=best", "run: must be given"),
+        ("run={run},wndow=3", "wndow=3: unknown setting (did you mean window?)"),
+        ("run={run},window=1.5", "window=1.5: must be an integer"),
+        ("run={run},window=0", "window=0: must be at least 1"),
+        ("run={run},seed=-1", "seed=-1: must be at least 0"),
+        ("run={run},checkpoint=1", "checkpoint=1: must be a text"),
+        ("run={run},precision=int8", "precision=int8: must be one of auto, "),
+        ("run={run},precision=tf32", "precision=tf32: only CUDA devices have it"),
+        ("run={run},device=cuda", "--model_args device=cuda: is an argument of the harness; give --device cuda"),
+    ],
+)
+def test_arguments_of_the_model_are_checked_in_the_words_of_the_harness(finished, arguments, message):
+    from attnbench.export.harness import AttnbenchLM
+
+    with pytest.raises(UserError, match=re.escape(message)):
+        AttnbenchLM.create_from_arg_string(arguments.format(run=finished[0]), {"device": "cpu", "batch_size": 1})
+
+
+def test_a_number_in_quotes_is_a_text(finished, tmp_path, monkeypatch):
+    from attnbench.export.harness import AttnbenchLM
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0001").symlink_to(finished[0])
+    lm = AttnbenchLM.create_from_arg_string("run='0001'", {"device": "cpu", "batch_size": "auto", "max_batch_size": 7})
+    assert lm.batch_size == 7
+    for size in ("x", "0", 2.5, True):
+        with pytest.raises(UserError, match=f"batch_size={size}: must be"):
+            AttnbenchLM(run="0001", device="cpu", batch_size=size)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_the_device_is_auto_and_one_that_is_missing_is_named_in_plain_words(language_model, monkeypatch, caplog):
+    from attnbench.export import lm_eval
+
+    caplog.set_level("INFO")
+    language_model(device="auto")
+    assert re.search(r"device=auto: .+, float32", caplog.text)
+    with pytest.raises(UserError, match="device=cuda:0: this machine has no CUDA device; cpu and auto work here"):
+        language_model(device="cuda:0")
+    calls = {
+        "--model attnbench --tasks words": ["--device", "auto"],
+        "run -M attnbench --tasks words": ["--device", "auto"],
+        "--model attnbench --device cuda:0": [],
+        "--model attnbench --config settings.yaml": [],
+        "--model hf --tasks words": [],
+        "ls tasks": [],
+    }
+    for words, added in calls.items():
+        monkeypatch.setattr(sys, "argv", ["lm_eval", *words.split()])
+        monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: None)
+        lm_eval.main()
+        assert sys.argv[1:] == [*words.split(), *added], words
+
+
+def test_a_model_that_is_not_finite_scores_nothing(finished, language_model, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(finished[0], damaged)
+    final = damaged / "checkpoint" / "final"
+    weights = load_file(final / "weights.safetensors")
+    weights["norm.weight"][0] = torch.inf
+    rewrite_checkpoint(final, "weights.safetensors", save(weights))
+    with pytest.raises(UserError, match=r"its weights norm\.weight are not all finite"):
+        language_model(run=str(damaged))
+    lm = language_model()
+    # Finite, and too large for its logits.
+    lm.model.norm.weight.data.fill_(3e38)
+    lm.model.embedding.weight.data.fill_(1.0)
+    calls = {
+        "loglikelihood": lambda: lm.loglikelihood(instances("loglikelihood", ("cat", "dog"))),
+        "loglikelihood_rolling": lambda: lm.loglikelihood_rolling(instances("loglikelihood_rolling", ("cat",))),
+        "generate_until": lambda: lm.generate_until(instances("generate_until", ("cat", {}))),
+    }
+    for name, call in calls.items():
+        with pytest.raises(UserError, match="the model's logits are not finite in float32"):
+            pytest.fail(f"{name}: {call()}")
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_of_a_file_what_is_needed_is_left_and_branches_for_kernels_are_gone(writ
         assert gone not in text, gone
     # Registered with the operator, which is named after its module: two of one name would be one.
     assert "@nothing.register_fake" in text
-    assert "custom_op(__name__.replace('.', '_') + '::nothing'" in text
+    assert "custom_op('of' + __name__.encode().hex() + '::nothing'" in text
 
 
 def test_imports_in_functions_relative_ones_and_classes_in_classes_are_copied(written, tmp_path):

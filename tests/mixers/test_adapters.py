@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import replace
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -290,6 +291,15 @@ def test_the_library_s_version_is_part_of_the_identity(monkeypatch) -> None:
     options = {"layer": "GLA", "options": {}, "backend": "fla"}
     mixer = MixerSettings(name="fla", target=registry.FLA_LAYER, options=options)
     assert code_of([class_named(mixer)], []) == {"sources": {"fla.layers.GLA": "flash-linear-attention 0.6.0"}}
+
+
+def test_without_the_library_its_version_is_asked_for_in_one_line(monkeypatch):
+    def none(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("attnbench.results.identity.metadata.version", none)
+    with pytest.raises(UserError, match=r"fla\.layers\.GLA: flash-linear-attention is not installed"):
+        code_of(["fla.layers.GLA"], [])
 
 
 @pytest.mark.parametrize(("script", "read"), [("evaluate", read_evaluation), ("generate", read_generation)])

@@ -171,4 +171,4 @@ def _definition(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
         x_BTD = wide.embed(tokens_BT)
         for block in wide.layers:
             x_BTD = block.feed(x_BTD + block.mixer.reference(block.mixer_norm(x_BTD)))
-        return wide.embedding.logits(wide.norm(x_BTD))
+        return wide.logits(wide.norm(x_BTD))

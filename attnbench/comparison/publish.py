@@ -79,7 +79,7 @@ def publish_runs(folders: Sequence[Path], target: Path, *, title: str, command: 
         replace(comparison_table(rows, COLUMNS), title=""),
         f"Corpus `{markdown_text(str(corpus))}`. "
         "PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of training steps, "
-        "token/s without the first step, which compiles; peak MiB is all memory reserved on the device.",
+        "token/s of the last half of the steps; peak MiB is all memory reserved on the device.",
         note,
         made_by(
             [command],

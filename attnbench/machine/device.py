@@ -5,6 +5,7 @@ import gc
 import getpass
 import importlib
 import importlib.util
+import logging
 import os
 import platform
 import sys
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from attnbench.settings.errors import UserError
+
+log = logging.getLogger(__name__)
 
 COMPILER = "torch._inductor.compile_fx"
 """Module that the first torch.compile of a process loads. An operator of ours that is called loads others of the
@@ -231,3 +234,16 @@ def on_kernels(x: Tensor) -> bool:
 def interpreted() -> bool:
     """Return whether Triton's kernels run in its interpreter, on the host."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def warn_of_load() -> None:
+    """Say once a process that torch's threads have to share the cores with other work, which can slow them 20-fold."""
+    if not hasattr(os, "sched_getaffinity"):
+        return
+    load, cores, threads = os.getloadavg()[0], len(os.sched_getaffinity(0)), torch.get_num_threads()
+    if threads > 1 and load > cores:
+        log.warning(
+            f"the load of the last minute is {load:.1f} on {cores} cores: the {threads} threads of torch wait for each "
+            "other, and OMP_NUM_THREADS=1 may be many times as fast"
+        )

@@ -33,9 +33,10 @@ DEFINITIONS = {
     "forward_flops_per_token": "arithmetic of a forward pass a position, a multiply-add counted as 2",
     "state_bytes": "bytes that a model keeps of one sequence while it decodes, after as many positions as it says",
     # Speed and memory
-    "tokens_per_second": "positions a second, without the first step",
+    "tokens_per_second": "positions a second; of a training over the last half of its steps, from 100 steps on "
+    "(rows of earlier versions: all steps but the first)",
     "generator_tokens_per_second": "positions a second that the task's data are made at",
-    "train_seconds": "seconds in training steps",
+    "train_seconds": "seconds in training steps, without those that the process was suspended for",
     "first_step_seconds": "seconds from the built model to the end of its first step: compilation and tuning",
     "step_milliseconds": "time of a training step, forward, backward, clip and optimizer; the median of several",
     "peak_memory_mib": "most memory that was held on the device",

@@ -35,7 +35,7 @@ NUMBER = r"([0-9]{8}|[1-9][0-9]{8,})"
 """The step in the name of a checkpoint."""
 UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)")
 """Names of a checkpoint while it is written, and while it is removed."""
-FIRST_COUNTERS = ("step", "seconds", "warm_steps", "warm_seconds", "best_step", "best_nats")
+FIRST_COUNTERS = ("step", "seconds", "best_step", "best_nats")
 COUNTERS = (
     *(*FIRST_COUNTERS, "shared_device", "num_devices", "num_metrics_rows", "validation_due"),
     *("last_step", "passed_step", "reached_step"),
@@ -57,9 +57,6 @@ class TrainState:
     step: int = 0
     seconds: float = 0.0
     """Spent in training steps alone, over all sittings."""
-    warm_steps: int = 0
-    warm_seconds: float = 0.0
-    """The same without each sitting's first step, which compiles."""
     shared_device: bool = False
     """Others ran on the device during one of the sittings, or these had several numbers of devices: the seconds are no
     speed."""

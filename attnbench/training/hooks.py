@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnbench.machine.device import synchronize
+from attnbench.machine.pauses import Pauses
 from attnbench.machine.signals import StopRequest
 from attnbench.model.stored import ModelRecord
 from attnbench.settings.errors import UserError
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 LONG_SECONDS = 30 * 60
 """Length of a training on a CPU from which the demo is named."""
 
+ESTIMATE_SECONDS = 10.0
+"""Time after which a training's length is estimated: the first steps are slower."""
+
 
 class DivergedError(UserError):
     """The loss or its gradients were not finite.
@@ -41,31 +45,32 @@ class DivergedError(UserError):
 
 
 class Stopwatch:
-    """Sum of the seconds spent in training steps, and apart from it of those after each sitting's first step.
+    """Sum of the seconds spent in training steps; the first step of a sitting, which compiles, is a lap of its own.
 
-    The first step compiles, so speed is what the later ones show.
+    Args:
+        pauses: of the process, which are no training; None: nobody watches them.
     """
 
-    def __init__(self, state: TrainState, device: torch.device) -> None:
-        self.state, self.device = state, device
+    def __init__(self, state: TrainState, device: torch.device, pauses: Pauses | None = None) -> None:
+        self.state, self.device, self.pauses = state, device, pauses
         self.first_step_seconds: float | None = None
-        self.mark, self.marked_step = time.perf_counter(), state.step
+        self.mark, self.marked_step = self._clock(), state.step
+
+    def _clock(self) -> float:
+        return self.pauses.clock() if self.pauses is not None else time.perf_counter()
 
     def restart(self) -> None:
         """Forget the time since the last lap, which was no training."""
-        self.mark = time.perf_counter()
+        self.mark = self._clock()
 
     def lap(self) -> tuple[int, float]:
         """Wait for the device and count what passed since the last lap: (steps, seconds)."""
         synchronize(self.device)
-        now = time.perf_counter()
+        now = self._clock()
         steps, seconds = self.state.step - self.marked_step, now - self.mark
         self.mark, self.marked_step = now, self.state.step
         self.state.seconds += seconds
-        if self.first_step_seconds is not None:
-            self.state.warm_steps += steps
-            self.state.warm_seconds += seconds
-        elif steps:
+        if self.first_step_seconds is None and steps:
             self.first_step_seconds = seconds
         return steps, seconds
 
@@ -227,19 +232,21 @@ def make_up(state: TrainState, hooks: Sequence[Any]) -> None:
 
 
 class Estimate:
-    """Tell after a few steps on a CPU how long the training will take, and names the demo where that is long."""
+    """Tell once on a CPU how long the training will take, and name the demo where that is long.
 
-    def __init__(self, *, num_steps: int, start_step: int) -> None:
-        self.num_steps = num_steps
-        self.first, self.last = start_step + 1, start_step + 4
-        self.started = 0.0
+    The time is that of the progress bar, once it stands on several steps and on ESTIMATE_SECONDS of them.
+    """
+
+    def __init__(self, bar: ProgressBar, start_step: int) -> None:
+        self.bar, self.first = bar, start_step + 4
+        self.started, self.is_told = time.perf_counter(), False
 
     def __call__(self, state: TrainState, report: StepReport) -> None:
-        if state.step == self.first:
-            self.started = time.perf_counter()
-        if state.step != self.last or state.step == self.num_steps:
+        is_early = state.step < self.first or time.perf_counter() - self.started < ESTIMATE_SECONDS
+        seconds = self.bar.seconds_left
+        if self.is_told or is_early or not seconds:
             return
-        seconds = (time.perf_counter() - self.started) / 3 * (self.num_steps - state.step)
+        self.is_told = True
         log.info("about %s of training to go on this CPU", duration(seconds))
         if seconds > LONG_SECONDS:
             log.info("experiment=demo trains a smaller model on a smaller corpus in minutes")

@@ -33,6 +33,7 @@ from attnbench.training.prepare import Run, resolved_config, row_settings
 from attnbench.training.run import Training, make_ready, num_devices_of
 from attnbench.training.sample import write_sample
 from attnbench.training.schedule import shortened
+from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror, beside
 
@@ -253,11 +254,7 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
         stopwatch: of the sitting that ends here; None long after it.
     """
     if not counters.get("shared_device", True):
-        # Without each sitting's first step, which compiles.
-        num_tokens = counters["warm_steps"] * run.train.batch_size * run.seq_len
-        if num_tokens:
-            speed = num_tokens / counters["warm_seconds"]
-            yield Measurement(metric="tokens_per_second", value=speed, unit="token/s", num_samples=num_tokens)
+        yield speed_row(run.folder / "metrics.jsonl", counters["step"], run.train.batch_size * run.seq_len)
         yield Measurement(metric="train_seconds", value=counters["seconds"], unit="s", num_samples=counters["step"])
         if stopwatch is not None and stopwatch.first_step_seconds is not None:
             yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")

@@ -198,6 +198,12 @@ class ProgressBar:
         (began, first), (ended, last) = self._recent[0], self._recent[-1]
         return (last - first) * self.tokens_per_step / (ended - began)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the last step at the speed of the last ones; None before it is known."""
+        rate = self.tokens_per_second
+        return (self.total_steps - self.step) * self.tokens_per_step / rate if rate else None
+
     def close(self) -> None:
         """Leave the last state on show."""
         if self._bar is not None:
@@ -212,9 +218,8 @@ class ProgressBar:
         rate = self.tokens_per_second
         if rate:
             figures.append(f"{short_number(rate)} tok/s")
-            if self.step < self.total_steps:
-                left = (self.total_steps - self.step) * self.tokens_per_step / rate
-                figures.append(f"{tqdm.format_interval(left)} left")
+            if self.seconds_left:
+                figures.append(f"{tqdm.format_interval(self.seconds_left)} left")
         return " ".join(figures)
 
     def _print_line(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from attnbench.machine.device import keep_freed_memory, start_afresh
+from attnbench.machine.device import keep_freed_memory, start_afresh, warn_of_load
 from attnbench.machine.group import Group
+from attnbench.machine.pauses import Pauses
 from attnbench.machine.signals import StopRequest
 from attnbench.mixers.causality import check_causality
 from attnbench.model.language_model import LanguageModel
@@ -38,6 +39,7 @@ def make_ready(device: torch.device, shape: str | None = None) -> None:
     """
     start_afresh(device, shape)
     if device.type == "cpu":
+        warn_of_load()
         keep_freed_memory()
 
 
@@ -118,7 +120,7 @@ class Training:
         """Load the last kept state, or build a fresh one, and open its log; what a stop cut off is made up for.
 
         Args:
-            stack: closes the log.
+            stack: closes the log, and ends the watch for pauses.
         """
         model, record, folder = self.build(), self.record, self.folder / "checkpoint"
         resumed = checkpoint.load_last(folder, model)
@@ -133,7 +135,7 @@ class Training:
         # A speed over sittings of which each had another is that of none.
         state.shared_device |= shares_device or (resumed is not None and state.num_devices != num_devices)
         state.num_devices = num_devices
-        stopwatch = Stopwatch(state, self.device)
+        stopwatch = Stopwatch(state, self.device, stack.enter_context(Pauses()))
         hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
         make_up(state, hooks)
@@ -180,7 +182,7 @@ class Training:
             interval_seconds=self.settings.checkpoint_interval_seconds,
             **shared,
         )
-        estimate = [Estimate(num_steps=self.num_steps, start_step=state.step)] if self.estimated else []
+        estimate = [Estimate(bar, state.step)] if self.estimated else []
         return [logging, *estimate, validation, checkpoints]
 
 

@@ -143,13 +143,19 @@ def primary_metrics(evaluations: Iterable[str]) -> dict[str, Primary]:
 
 
 def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]:
-    """List the columns that the summary shows of an evaluation; none where it has no figures."""
+    """List the columns that the summary shows of an evaluation; none where it has no figures.
+
+    Where nothing was measured at the settings of its headlines, a metric that was measured has a column; not of a
+    training, whose other rows are no scores.
+    """
     figures = [figure for figure in figures if figure.evaluation == evaluation]
     if not figures:
         return []
     measured, corpus = split_name(evaluation)
     headlines = OF_TRAINING if measured == TRAINING else getattr(evaluation_class(evaluation), "headline", ())
-    columns = [column for headline in headlines or (_default(figures),) for column in _columns(figures, headline)]
+    columns = [column for headline in headlines for column in _columns(figures, headline)]
+    if not columns and measured != TRAINING:
+        columns = _columns(figures, _default(figures))
     return [replace(column, header=on_corpus(column.header, corpus)) for column in columns]
 
 

@@ -187,7 +187,8 @@ def test_rows_say_whose_they_are(folder, finished):
     metrics = {row.measurement.metric: row.measurement for row in training}
     seconds = read_metrics(finished / "metrics.jsonl")[-2]["seconds"]
     assert metrics["train_seconds"].value == pytest.approx(seconds, rel=0.2)
-    assert metrics["tokens_per_second"].num_samples == 11 * 4 * 32
+    assert metrics["tokens_per_second"].status == "not_reached"
+    assert "12 steps" in metrics["tokens_per_second"].reason
 
 
 def nats_by_hand(model: torch.nn.Module, tokens_N: torch.Tensor, seq_len: int) -> torch.Tensor:
@@ -366,7 +367,7 @@ def test_the_rows_of_a_finished_training_are_made_again_from_its_checkpoint(how,
     # Nobody kept how long the first step took.
     assert again == [row for row in rows if row.measurement.metric != "first_step_seconds"]
     assert len(again) < len(rows)
-    assert f"{value(again, 'tokens_per_second')[0]:,.0f}" in output
+    assert "not reached" in output
     assert written_at(copied) == before
 
 
@@ -555,9 +556,9 @@ def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(f
     assert {path.name for path in (run_folder / "checkpoint").iterdir()} == {
         path.name for path in (other / "checkpoint").iterdir()
     }
-    # All four sittings are counted, each without its first step.
+    # The intervals of the last half count, whichever sitting they are of.
     speed = next(row for row in rows_of(run_folder, "training") if row.measurement.metric == "tokens_per_second")
-    assert speed.measurement.num_samples == (200 - 4) * 4 * 32
+    assert 80 * 4 * 32 <= speed.measurement.num_samples <= 100 * 4 * 32
 
 
 def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch):

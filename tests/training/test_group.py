@@ -186,8 +186,7 @@ def test_two_processes_train_as_one_does(mixer, micro, folder, alone):
     same = [row.measurement.value for row in rows if row.measurement.metric not in CLOCKS]
     assert same == pytest.approx([row.measurement.value for row in expected if row.measurement.metric not in CLOCKS])
     speed = next(row.measurement for row in rows if row.measurement.metric == "tokens_per_second")
-    # Of the whole job: all steps but the first, all rows of each.
-    assert speed.num_samples == 19 * 4 * 16
+    assert speed.status == "not_reached"
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])

@@ -1,15 +1,21 @@
 import io
+import json
 import logging
+import os
 import re
 import sys
 import time
 from unittest.mock import Mock
 
 import pytest
+import torch
 
+from attnbench.machine.device import warn_of_load
+from attnbench.machine.pauses import BEAT_SECONDS, Pauses
 from attnbench.training import log as progress
-from attnbench.training.hooks import Estimate
+from attnbench.training.hooks import Estimate, duration
 from attnbench.training.log import ProgressBar, watched
+from attnbench.training.speed import speed_row
 
 
 @pytest.fixture
@@ -50,13 +56,26 @@ def test_without_a_terminal_a_plain_line_at_every_tenth(clock, capsys):
     assert not re.search(r"[\r\x1b]", text)
 
 
-@pytest.mark.parametrize(("num_steps", "num_lines"), [(3, 0), (4, 0), (5, 1)])
-def test_a_training_that_has_ended_is_not_estimated(num_steps, num_lines, clock, caplog):
+def test_the_estimate_is_the_time_that_the_bar_shows(clock, caplog, capsys):
     caplog.set_level(logging.INFO, logger="attnbench")
-    estimate = Estimate(num_steps=num_steps, start_step=0)
-    for step in range(1, num_steps + 1):
+    bar = ProgressBar(100, 1000, 0, "softmax")
+    estimate = Estimate(bar, 0)
+    for step in range(1, 101):
+        # The first steps are slower.
+        clock.append(clock[-1] + (1.0 if step > 4 else 5.0))
+        bar.update(step)
         estimate(Mock(step=step), Mock())
-    assert len(caplog.records) == num_lines
+        if caplog.records:
+            break
+    assert duration(bar.seconds_left) in caplog.messages[0]
+    for later in range(bar.step + 1, 101):
+        clock.append(clock[-1] + 1.0)
+        bar.update(later)
+        estimate(Mock(step=later), Mock())
+    assert len(caplog.records) == 1
+    short = Estimate(ProgressBar(5, 1000, 0, "softmax"), 0)
+    short(Mock(step=5), Mock())
+    assert len(caplog.records) == 1
 
 
 def test_without_a_terminal_a_line_after_half_a_minute(clock, capsys):
@@ -102,3 +121,52 @@ def test_on_a_terminal_one_line_within_80_columns(monkeypatch):
     frames = [re.sub(r"\x1b\[[A-Z]", "", frame) for frame in re.split(r"[\r\n]", text)]
     assert any("99999/100000 loss 2.346" in frame and frame.endswith(" left") for frame in frames), frames
     assert max(map(len, frames)) <= 80
+
+
+def interval_log(path, speeds, *, length=10):
+    """A log with an interval of each speed, and a validation behind each."""
+    with path.open("w") as file:
+        for number, speed in enumerate(speeds, start=1):
+            row = {"step": number * length, "tokens": 0, "loss": 1.0, "tokens_per_second": speed, "seconds": 1.0}
+            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"step": number * length, "split": "validation", "perplexity": 2.0}) + "\n")
+
+
+def test_the_speed_of_a_training_is_that_of_the_last_half_of_its_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    # Slow at first, which a resumed sitting repeats; of two unequal intervals the time counts, not their mean.
+    interval_log(path, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0, 400.0, None, 400.0, 100.0, 100.0])
+    row = speed_row(path, 120, tokens_per_step=8)
+    assert row.num_samples == 50 * 8
+    assert row.value == pytest.approx(50 / (3 * 10 / 100 + 2 * 10 / 400))
+    interval_log(path, [5.0] * 9)
+    short = speed_row(path, 90, tokens_per_step=8)
+    assert (short.value, short.status) == (None, "not_reached")
+    assert "90 steps" in short.reason
+    interval_log(path, [5.0], length=200)
+    assert "no interval in the last half" in speed_row(path, 200, 8).reason
+    assert "no interval" in speed_row(tmp_path / "gone", 200, 8).reason
+
+
+def test_a_process_that_was_suspended_has_not_trained_meanwhile(clock):
+    with Pauses() as pauses:
+        before = pauses.clock()
+        clock.append(clock[-1] + 0.5)
+        assert pauses.clock() == before + 0.5
+        clock.append(clock[-1] + 40)
+        assert pauses.clock() <= before + 0.5 + BEAT_SECONDS
+
+
+def test_a_load_above_the_cores_is_told_once_and_names_the_remedy(monkeypatch, caplog):
+    threads = 4
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    warn_of_load.cache_clear()
+    for _ in range(2):
+        warn_of_load()
+    assert len(caplog.records) == 1
+    assert "OMP_NUM_THREADS=1" in caplog.text
+    threads = 1
+    warn_of_load.cache_clear()
+    warn_of_load()
+    assert len(caplog.records) == 1

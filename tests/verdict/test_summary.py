@@ -4,6 +4,7 @@ import math
 
 import pytest
 from made_rows import IDENTITY, inputs_of, row, rows_of
+from probe_settings import EVALUATIONS
 
 from attnbench.report.sections import words
 from attnbench.report.terminal import print_comparison, summary_table
@@ -287,6 +288,13 @@ def test_an_evaluation_of_ones_own_shows_its_first_metric_that_is_ok_everywhere(
     scored = rows_of("softmax", 0.4, metric="accuracy", evaluation="parity", settings={"split": "test"})
     for rows, metric in (([*chosen_by, *scored], "accuracy"), (chosen_by, "selection")):
         assert [column.metric for column in headline_columns(figures(rows), "parity")] == [metric]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_an_evaluation_has_a_column_of_numbers_whatever_its_settings(evaluation):
+    rows = [row("softmax", metric="odd_share", value=0.125, settings={"split": "test"}, evaluation=evaluation)]
+    table = summary_table(summary(figures(rows), []))
+    assert "0.125" in to_markdown(table)
 
 
 def test_scaling_shows_the_largest_size_that_all_could_run():

@@ -39,6 +39,7 @@ from attnbench.training.job import budget
 from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
 from attnbench.training.run import Training, make_ready
 from attnbench.training.schedule import shortened
+from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch
 
 log = logging.getLogger(__name__)
@@ -216,9 +217,8 @@ class ProbeJob(Job):
             yield from self._scores().missing("out_of_memory", scored.reason)
         else:
             yield from scored
-        for metric, value in speeds.items():
-            settings = {"shared_device": True} if self.shares_device else {}
-            yield Measurement(metric=metric, value=value, unit="token/s", settings=settings)
+        for row in speeds:
+            yield replace(row, settings={"shared_device": True} if self.shares_device else {})
         checkpoint.save_final(self.folder / "checkpoint", state, self._record())
         if stop.signal is not None:
             # It came during the last step, when there was nothing left to stop but what follows.
@@ -250,13 +250,10 @@ class ProbeJob(Job):
             return error
 
     def trained(self, state: TrainState, sequences: TrainingSequences) -> "Outcome":
-        """Return what its rows are made of: the state, and tokens a second of the steps and of their data's
-        generator."""
-        speeds = {"generator_tokens_per_second": sequences.tokens_per_second}
-        if state.warm_steps:
-            tokens_per_step = self.task.batch_size * self.seq_len
-            speeds["tokens_per_second"] = state.warm_steps * tokens_per_step / state.warm_seconds
-        return state, speeds
+        """Return the state, and the rows of the speeds of its steps and of the generator of their data."""
+        generated = sequences.tokens_per_second
+        speed = speed_row(self.folder / "metrics.jsonl", state.step, self.task.batch_size * self.seq_len)
+        return state, [Measurement(metric="generator_tokens_per_second", value=generated, unit="token/s"), speed]
 
     def training(
         self, batches: Callable[[int], Batch] | None = None, selection: Callable[[TrainState], float] | None = None
@@ -335,7 +332,7 @@ class ProbeJob(Job):
         )
 
 
-Outcome = tuple[TrainState, dict[str, float]] | DivergedError
+Outcome = tuple[TrainState, list[Measurement]] | DivergedError
 """Result of a training: see `ProbeJob.trained`."""
 
 

@@ -88,7 +88,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     _say_choices(say, mixers, precision, device)
     checks = []
     with device_lock(device, shared=False):
-        sections = list(_sections(mixers, precision, device, with_steps=settings.mixers is not None))
+        sections = list(_sections(settings, mixers, precision, device))
         # Closed, so that no worker outlives an interruption.
         with closing(run_all([check for section in sections for check in section.checks], device)) as done:
             for section in sections:
@@ -170,14 +170,34 @@ def _say_choices(say: Printer, mixers: Sequence[MixerSettings], precision: str, 
 
 
 def _sections(
-    mixers: Sequence[MixerSettings], precision: str, device: torch.device, *, with_steps: bool
+    settings: DoctorSettings, mixers: Sequence[MixerSettings], precision: str, device: torch.device
 ) -> Iterator[Section]:
-    """Plan the whole page; nothing runs yet.
+    """Plan the whole page, the contracts first; nothing runs yet."""
+    for mixer in mixers:
+        if not is_own(class_named(mixer)):
+            title = f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32"
+            try:
+                yield Section(_title(title), list(promise_checks(mixer, device)))
+            except UserError as refusal:
+                reason = {"text": f"Not looked at: {refusal}", "indent": 2, "style": STYLES["refused"]}
+                yield Section([*_title(title), reason], [])
+    checks = [check for mixer in mixers for check in training_checks(mixer, device)]
+    if settings.quick:
+        yield Section(_head(), [check for check in checks if check.is_chosen and check.precision == "float32"])
+    else:
+        yield Section(_head(), checks)
+        yield from _further_sections(mixers, device)
+    if settings.mixers is None:
+        # On a GPU each of them compiles two models.
+        return
+    title = "First step of a small training"
+    title += ", its kernels in the compilers' caches: warm, not cold" if device.type == "cuda" else ""
+    steps = [check for mixer in mixers for check in first_step_check(mixer, precision, device)]
+    yield Section(_title(title), steps)
 
-    Args:
-        with_steps: time the first training step of each mixer too. On a GPU that compiles two models for each.
-    """
-    yield Section(_head(), [check for mixer in mixers for check in training_checks(mixer, device)])
+
+def _further_sections(mixers: Sequence[MixerSettings], device: torch.device) -> Iterator[Section]:
+    """Plan other shapes, operators and decoding."""
     yield Section(_title("What auto chooses, at other shapes"), [])
     for case in CASES:
         checks = [check for mixer in mixers for check in case_checks(mixer, case, device)]
@@ -194,20 +214,6 @@ def _sections(
     yield Section(_title(title, errors if checks else torch_alone), checks)
     title = f"{LENGTH_IN_PIECES} positions, read in two pieces and then decoded, against float64"
     yield Section(_title(title, errors), [check for mixer in mixers for check in decoding_checks(mixer, device)])
-    for mixer in mixers:
-        if not is_own(class_named(mixer)):
-            title = f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32"
-            try:
-                yield Section(_title(title), list(promise_checks(mixer, device)))
-            except UserError as refusal:
-                reason = {"text": f"Not looked at: {refusal}", "indent": 2, "style": STYLES["refused"]}
-                yield Section([*_title(title), reason], [])
-    if not with_steps:
-        return
-    title = "First step of a small training"
-    title += ", its kernels in the compilers' caches: warm, not cold" if device.type == "cuda" else ""
-    steps = [check for mixer in mixers for check in first_step_check(mixer, precision, device)]
-    yield Section(_title(title), steps)
 
 
 def _title(text: str, *notes: str) -> list[dict[str, Any]]:

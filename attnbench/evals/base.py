@@ -7,7 +7,7 @@ scratch on synthetic data; it does not train them itself, because learning rates
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.registry import is_own
 from attnbench.settings.schema import ModelSettings, TrainSettings
 from attnbench.training.step import Batch
 
@@ -77,6 +78,14 @@ class Evaluation:
 
     one_more: ClassVar[dict[str, Any]] = {}
     """Changes to `smoke`: an axis with one value more, which may change no other row; empty where there is no axis."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Judge an evaluation from outside attnbench at the largest value of its plots' axes, unless it says where."""
+        super().__init_subclass__(**given)
+        primary = cls.primary
+        if primary is not None and not primary.hardest and not is_own(cls.__module__):
+            axes = [axis for metric, axis in cls.plots if metric == primary.metric and axis not in primary.settings]
+            cls.primary = replace(primary, hardest=axes)
 
 
 class CheckpointEvaluation(Evaluation, ABC):

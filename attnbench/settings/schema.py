@@ -340,6 +340,8 @@ class DoctorSettings:
     """Names of yamls of attn/; None for all there are."""
     device: str
     outputs_dir: str
+    quick: bool = False
+    """Leave out all but the contract, the backend that auto chooses, in float32 at the usual shape, and first steps."""
 
 
 @dataclass(slots=True, kw_only=True)

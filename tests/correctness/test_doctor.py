@@ -58,11 +58,11 @@ def examine(settings: MixerSettings, lengths=LENGTHS) -> list[checks.Check]:
 def diagnosed(tmp_path, capsys, monkeypatch):
     """A function that runs the doctor at the usual case alone; gives its page, its rows and its error, if any."""
 
-    def diagnosed(mixers, cases=(), *, named=True):
+    def diagnosed(mixers, cases=(), *, named=True, quick=False):
         monkeypatch.setattr(doctor, "CASES", cases)
         names = [mixer.name for mixer in mixers] if named else None
         try:
-            diagnose(DoctorSettings(mixers=names, device="cpu", outputs_dir=str(tmp_path)), mixers)
+            diagnose(DoctorSettings(mixers=names, device="cpu", outputs_dir=str(tmp_path), quick=quick), mixers)
         except UserError as error:
             message = str(error)
         else:
@@ -426,6 +426,17 @@ def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, ca
         diagnose(settings, [outside(f"outside_mixers.{kind}")])
     assert str(raised.value).removeprefix(f"_target_=outside_mixers.{kind}: ").startswith(message)
     assert capsys.readouterr().out == ""
+
+
+def test_the_contract_stands_first_and_quick_leaves_out_the_rest(diagnosed):
+    settings = outside("outside_mixers.CheapOnPaper")
+    said, rows, message = diagnosed([settings], CASES[:1], quick=True)
+    assert said.index("The contract that mine") < said.index("Backends against the mixer's definition")
+    assert message == f"attn=mine breaks 1 of {len(PROMISES)} promises; see above"
+    assert "First step of a small training" in said
+    assert "at other shapes" not in said
+    assert "then decoded" not in said
+    assert {row.identity.precision for row in rows if row.measurement.metric.endswith("_error")} == {"float32"}
 
 
 def test_a_contract_s_rows_say_which_promise_is_broken(diagnosed):

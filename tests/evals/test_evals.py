@@ -12,8 +12,10 @@ from small import compose_once
 from attnbench.comparison.cells import Cell, by_kind, execute, system_cell
 from attnbench.comparison.search import searches_of_probe
 from attnbench.evals import perplexity
+from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.checkpoint import language_model_jobs
 from attnbench.evals.runners.system import SystemJob
+from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import RunSettings
@@ -97,6 +99,18 @@ def test_one_value_more_changes_no_other_row(name, at_smoke, text, tmp_path):
     few, more = numbers(at_smoke(name)), numbers(measured(settings(name, text, tmp_path, **changed)))
     assert few <= more
     assert few < more or all(sorted(value) == sorted(smoke(name)[key]) for key, value in one_more.items())
+
+
+def test_an_evaluation_from_outside_is_judged_at_the_far_end_of_its_plots():
+    class Echo(Evaluation):
+        plots = (("accuracy", "delay"), ("seconds", "width"))
+        primary = Primary(metric="accuracy", kind="accuracy", margin=0.01)
+
+    class Backward(Echo):
+        primary = Primary(metric="accuracy", kind="accuracy", margin=0.01, hardest=["-delay"])
+
+    assert max([{"delay": 4}, {"delay": 16}], key=Echo.primary.hardness) == {"delay": 16}
+    assert max([{"delay": 4}, {"delay": 16}], key=Backward.primary.hardness) == {"delay": 4}
 
 
 def test_perplexity_without_a_test_split_is_rows_that_say_so(text, tmp_path):

@@ -20,6 +20,7 @@ def main() -> None:
     given = parser.parse_args()
     # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
     from attnbench.bench.page import is_bench, write_page
+    from attnbench.cli.findings import every_finding
     from attnbench.comparison.findings import FINDINGS
     from attnbench.comparison.publish import publish_comparison, publish_findings, publish_runs
     from attnbench.results.page import check_target
@@ -31,7 +32,7 @@ def main() -> None:
         write_page(given.runs, given.target, **about)
     elif (first / FINDINGS).exists():
         _refuse_others(given, "findings")
-        publish_findings(first, given.target, **about)
+        publish_findings(first, given.target, every_finding(), **about)
     elif (first / "comparison.json").exists():
         _refuse_others(given, "a comparison")
         publish_comparison(first, given.target, **about)

@@ -12,6 +12,7 @@ from attnbench.cli.plain import plain, typed
 from attnbench.settings.check import check_outputs_dir, read
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
+from attnbench.settings.schema import CONF
 
 TAKING_A_WORD = ("--config-path", "--config-name", "--config-dir", "--package", "--cfg", "--info")
 """Options of Hydra behind which the next word is theirs; any beginning of a name does for it."""
@@ -63,12 +64,22 @@ def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettin
     if settings.names and settings.full:
         raise UserError(f"full=true with names={settings.names}: full runs all there are; give one of them")
     check_outputs_dir(settings.outputs_dir)
-    known = sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))
+    known = _known_findings()
     for name in settings.names or []:
         if name not in known:
             raise UserError(f"names: {name} is no finding{did_you_mean(name, known)}; there are {', '.join(known)}")
     findings = [_finding(name) for name in settings.names or known]
     return settings, [it for it in findings if settings.names or settings.full or it.core]
+
+
+def every_finding() -> list[FindingSettings]:
+    """Read every yaml of conf/finding, outside of a job."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return [_finding(name) for name in _known_findings()]
+
+
+def _known_findings() -> list[str]:
+    return sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))
 
 
 def _finding(name: str) -> FindingSettings:

@@ -23,6 +23,7 @@ from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
+from attnbench.settings.text import without_paths
 from attnbench.verdict.claims import Decision, decide, variant_at
 from attnbench.verdict.finding import NOT_RUN
 
@@ -60,7 +61,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
         if isinstance(comparison, str):
             decisions.append(Decision(finding=finding, verdict=NOT_RUN, reason=comparison))
         elif settings.freeze:
-            log.info(f"frozen: {freeze(comparison, table=TABLE, claim=_claim(finding))}")
+            log.info(f"frozen: {freeze(comparison, table=TABLE, claim=claim_of(finding))}")
             continue
         else:
             decision, of_finding = _carry_out(comparison, finding, settings, imported[finding.name], compose)
@@ -115,7 +116,7 @@ def _rate_word(name: str, rate: float) -> str:
     return f"train.learning_rate={rate!r}" if name == TRAINING else f"eval.{name}.learning_rates=[{rate!r}]"
 
 
-def _claim(finding: FindingSettings) -> dict[str, Any]:
+def claim_of(finding: FindingSettings) -> dict[str, Any]:
     """Return what is frozen of a finding: everything but how long it takes, which is known once it has run."""
     return {name: value for name, value in asdict(finding).items() if name != "minutes"}
 
@@ -160,8 +161,8 @@ def _carry_out(
 ) -> tuple[Decision, list[ResultRow]]:
     with holding(comparison.folder, waits=False):
         if imported is not None:
-            import_for(comparison.settings, compose, imported, _claim(finding))
-        files = run_cells(comparison, is_frozen=check_frozen(comparison, claim=_claim(finding)))
+            import_for(comparison.settings, compose, imported, claim_of(finding))
+        files = run_cells(comparison, is_frozen=check_frozen(comparison, claim=claim_of(finding)))
     rows = [row for path in files for row in read_results(path)]
     if comparison.failures:
         name, reason = next(iter(comparison.failures.items()))
@@ -182,7 +183,11 @@ def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
 
 def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"command": settings.command, "seeds": settings.seeds, "findings": list(map(_described, decisions))}
+    content = {
+        "command": without_paths(settings.command),
+        "seeds": settings.seeds,
+        "findings": list(map(described_decision, decisions)),
+    }
     replace_file(folder / FINDINGS, json.dumps(content, indent=1) + "\n")
     if settings.report:
         from attnbench.report.findings import write_findings
@@ -191,7 +196,8 @@ def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decisio
         log.info(f"report, for a browser: {page}")
 
 
-def _described(decision: Decision) -> dict[str, Any]:
+def described_decision(decision: Decision) -> dict[str, Any]:
+    """Describe a decision as findings.json has it."""
     finding = decision.finding
     return {
         "name": finding.name,

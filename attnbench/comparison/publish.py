@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.findings import FINDINGS
+from attnbench.comparison.findings import FINDINGS, described_decision
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.report.blocks import Note, Picture, Pictures
 from attnbench.report.charts import look
-from attnbench.report.findings import VERDICTS
+from attnbench.report.findings import VERDICTS, finding_picture
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
@@ -25,11 +25,14 @@ from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
 from attnbench.results.page import bullets, listed_values, made_by, write_page
-from attnbench.results.rows import same_corpus
+from attnbench.results.rows import is_search, same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded, read_object
+from attnbench.settings.finding import FindingSettings
+from attnbench.settings.text import markdown_text, read_object, without_paths
+from attnbench.verdict.claims import Decision, decide
 from attnbench.verdict.factorial import Factorial
+from attnbench.verdict.finding import NOT_RUN
 from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
 
@@ -109,7 +112,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     pictures = _pictures(inputs)
     record = read_object(path)
     freeze = experiment / FREEZE
-    frozen = {FREEZE: json.dumps(read_object(freeze), indent=1) + "\n"} if freeze.exists() else {}
+    frozen = {FREEZE: json.dumps(without_paths(read_object(freeze)), indent=1) + "\n"} if freeze.exists() else {}
     # The rows stand in results.csv.gz here.
     record.pop("files", None)
     write_page(
@@ -119,7 +122,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         rows=as_measured([*inputs.rows, *inputs.control, *to_rows(inputs.figures)]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={
-            "comparison.json": json.dumps(record, indent=1) + "\n",
+            "comparison.json": json.dumps(without_paths(record), indent=1) + "\n",
             **frozen,
             **{
                 f"{it.name}.svg": look.to_svg(it, inputs.protocol.variants)
@@ -132,31 +135,49 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     export_cells(experiment, target / CELLS)
 
 
-def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") -> None:
+def publish_findings(
+    folder: Path, target: Path, known: Sequence[FindingSettings], *, title: str, note: str = ""
+) -> None:
     """Write the page of findings: claim, source, picture, figures and verdict of each, and the cells of those that ran.
 
+    Claims and limits are those of `known`, figures and verdicts those of the cells: of findings.json nothing counts but
+    the names, the command, and the reason of what did not run.
+
     Args:
-        folder: outputs/findings, with its findings.json and the page that findings.py wrote.
+        folder: outputs/findings, with its findings.json.
+        known: the findings of conf/finding.
         note: what a reader must know besides; a paragraph of its own.
 
     Raises:
-        UserError: there are no findings, or none of them has cells.
+        UserError: there are no findings, one that is not known, or none of them has cells.
     """
-    record = read_object(folder / FINDINGS)
-    findings = record["findings"]
-    inputs = {it["name"]: read_inputs(folder / it["name"]) for it in findings if it["contrasts"]}
+    record, by_name = _findings_record(folder / FINDINGS), {finding.name: finding for finding in known}
+    for name in record["findings"]:
+        if name not in by_name:
+            raise UserError(f"{folder / FINDINGS}: {name} is no finding of conf/finding, and has no page")
+    inputs = {
+        name: read_inputs(folder / name) for name in record["findings"] if (folder / name / "comparison.json").exists()
+    }
+    decisions = [
+        _decided(by_name[name], inputs.get(name), reason=reason) for name, reason in record["findings"].items()
+    ]
+    inputs = {it.finding.name: inputs[it.finding.name] for it in decisions if it.tested}
     rows = [row for it in inputs.values() for row in it.rows]
     if not rows:
         raise UserError(f"{folder}: no finding was run to its end; there is nothing to publish")
+    findings = list(map(described_decision, decisions))
+    drawn = {it.finding.name: finding_picture(it) for it in decisions if it.tested}
     headers = ["finding", "claim", "source", "verdict"]
     table = Table(title="", headers=headers, lines=[_claim_line(it) for it in findings], num_labels=len(headers))
     devices = markdown_text(words.devices(row.identity.device for row in rows))
     commits = listed_values(rows, "commit")
-    files = {FINDINGS: json.dumps(record, indent=1) + "\n"}
-    for name in inputs:
-        for path in (folder / "figures" / f"finding-{name}.svg", folder / name / FREEZE):
-            if path.exists():
-                files[f"{name}/{path.name}"] = read_bounded(path, MAX_JSON_BYTES)
+    seeds = sorted({seed for row in rows if isinstance(seed := row.identity.seed, int) and not is_search(seed)})
+    content = {"command": record["command"], "seeds": seeds, "findings": findings}
+    files = {FINDINGS: json.dumps(without_paths(content), indent=1) + "\n"}
+    for name, picture in drawn.items():
+        files[f"{name}/{picture.name}.svg"] = look.to_svg(picture, [])
+        if (freeze := folder / name / FREEZE).exists():
+            files[f"{name}/{FREEZE}"] = json.dumps(without_paths(read_object(freeze)), indent=1) + "\n"
     for name in inputs:
         export_cells(folder / name, target / name / CELLS)
     write_page(
@@ -181,6 +202,24 @@ def publish_findings(folder: Path, target: Path, *, title: str, note: str = "") 
         files=files,
         is_packed=True,
     )
+
+
+def _findings_record(path: Path) -> dict[str, Any]:
+    """Read the command of findings.json, and by name the reason why a finding did not run."""
+    record = read_object(path)
+    try:
+        reasons = {str(it["name"]): str(it["reason"]) for it in record["findings"]}
+        return {"command": str(record["command"]), "findings": reasons}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: not what findings.py writes ({type(error).__name__} {error})") from None
+
+
+def _decided(finding: FindingSettings, inputs: Inputs | None, *, reason: str) -> Decision:
+    """Decide a finding from all its scores."""
+    if inputs is None or inputs.protocol.failures:
+        return Decision(finding=finding, verdict=NOT_RUN, reason=reason)
+    seeds = sorted({seed for row in inputs.rows if isinstance(seed := row.identity.seed, int) and not is_search(seed)})
+    return decide(finding, inputs.rows, seeds)
 
 
 def _claim_line(finding: Mapping[str, Any]) -> list[str]:

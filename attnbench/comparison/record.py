@@ -41,7 +41,7 @@ def write_record(comparison: Comparison, scored: Sequence[Cell], started: dateti
         **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
         "evaluations": _described(comparison),
         "protocols": described_protocols(comparison),
-        "first_scored": _first_scored(shown),
+        **_beginnings(shown),
         "imported": imported_cells(row for path in results_of(shown) for row in read_results(path)),
         "missing": _missing(comparison, shown),
         "sittings": _sittings(shown),
@@ -85,10 +85,12 @@ def results_of(cells: Sequence[Cell]) -> list[Path]:
     return [path for cell in cells for path in cell.rows_there()]
 
 
-def _first_scored(cells: Sequence[Cell]) -> str | None:
-    """Return when the first of these cells was begun; None: none says."""
-    moments = [moment for path in results_of(cells) if (moment := started_at(path)) is not None]
-    return min(moments).isoformat(timespec="seconds") if moments else None
+def _beginnings(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return when the first of these cells was begun, None where none says, and how many results do not say it."""
+    moments = [started_at(path) for path in results_of(cells)]
+    known = [moment for moment in moments if moment is not None]
+    first = min(known).isoformat(timespec="seconds") if known else None
+    return {"first_scored": first, "without_start": len(moments) - len(known)}
 
 
 def _sittings(cells: Sequence[Cell]) -> dict[str, str]:

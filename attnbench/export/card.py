@@ -13,7 +13,7 @@ from attnbench.results.tables import Table, to_markdown
 from attnbench.settings.errors import printable
 from attnbench.settings.hybrid import classes_of
 from attnbench.settings.schema import ExportSettings, RunSettings
-from attnbench.settings.text import markdown_text
+from attnbench.settings.text import markdown_text, without_paths
 from attnbench.verdict.axes import axes
 from attnbench.verdict.summary import primary_metrics
 
@@ -80,7 +80,7 @@ def model_card(
         "## Licence",
         LICENCE.format(licence),
         "## Made by",
-        f"    {printable(settings.command)}",
+        f"    {printable(without_paths(settings.command))}",
     ]
     return HEAD + "\n" + "\n\n".join(parts) + "\n"
 

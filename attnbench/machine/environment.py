@@ -142,6 +142,24 @@ def source_commit(root: Path) -> tuple[str | None, bool | None]:
         return (path.read_text().strip() or None, None) if path.exists() else (None, None)
 
 
+def commit_of(path: Path) -> tuple[str, str] | None:
+    """Return the first commit that has the present content of a file, under whatever name, and its date.
+
+    Of the repository that the file lies in, tracked or not; None where it lies in none, or no commit has it.
+    """
+    path = path.resolve()
+    root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
+    try:
+        if root is None:
+            return None
+        blob = _git(root, "hash-object", "--", str(path))
+        commits = _git(root, "log", "--format=%h %cI", f"--find-object={blob}").splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit, _, date = commits[-1].partition(" ") if commits else ("", "", "")
+    return (commit, date) if commit else None
+
+
 def _git(root: Path, *words: str) -> str:
     """Return the answer of git about the repository whose top folder is `root`."""
     if not (root / ".git").exists():

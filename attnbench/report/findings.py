@@ -62,14 +62,15 @@ def _section(decision: Decision) -> Section:
     facts = {"Source": words.without_addresses(finding.source), "Setting": finding.setting, "Verdict": decision.verdict}
     blocks: list[Block] = [Note(f"{finding.statement}.", kind=""), facts]
     if decision.tested:
-        blocks += [Pictures([_picture(decision)]), Lines({"Figures": [it.text for it in decision.tested]})]
+        blocks += [Pictures([finding_picture(decision)]), Lines({"Figures": [it.text for it in decision.tested]})]
     else:
         blocks.append(Note(f"Not run: {decision.reason}."))
     answer, sentence = decision.other_answer
     return Section(title=finding.name, blocks=[*blocks, Note(f"{sentence}.", heading=f"For {answer}: ")])
 
 
-def _picture(decision: Decision) -> Picture:
+def finding_picture(decision: Decision) -> Picture:
+    """Draw the figures of a finding against their limits."""
     values = [datum for it in decision.tested for datum in _data(it)]
     description = "; ".join(it.text for it in decision.tested)
     name = f"finding-{decision.finding.name}"

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attnbench.machine.environment import environment_id
+from attnbench.machine.environment import commit_of, environment_id
 from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import is_complete, read_results
@@ -19,7 +19,7 @@ from attnbench.settings.text import read_object
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of, judge_control
 from attnbench.verdict.family import name_family
-from attnbench.verdict.frozen import frozen_sentence, imported_sentence
+from attnbench.verdict.frozen import frozen_sentence, imported_sentence, without_primary
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, figures
@@ -73,6 +73,8 @@ class Protocol:
     """By evaluation, the rules that the comparison last ran under; see `results.protocol`."""
     first_scored: str | None = None
     """When the first scored or timed cell was begun."""
+    without_start: int = 0
+    """Number of results of these cells that do not say when they were begun."""
     started: str | None = None
     seconds: float | None = None
     sittings: dict[str, str] = field(default_factory=dict)
@@ -195,22 +197,26 @@ def _no_folder(folder: Path) -> str:
 
 
 def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
-    """See `verdict.frozen.frozen_sentence`."""
-    evaluations = list(_primaries([*protocol.evaluations, *(row.identity.evaluation for row in rows)], protocol))
+    """See `verdict.frozen.frozen_sentence`, and `without_primary`."""
+    primaries = _primaries([*protocol.evaluations, *(row.identity.evaluation for row in rows)], protocol)
     path = folder / "freeze.json"
+    freeze = _read_json(path)
     try:
-        return frozen_sentence(
-            _read_json(path),
+        sentence = frozen_sentence(
+            freeze,
             rows,
             family=name_family(
-                rank=protocol.rank, reference=protocol.reference, evaluations=evaluations, shared=protocol.shared
+                rank=protocol.rank, reference=protocol.reference, evaluations=list(primaries), shared=protocol.shared
             ),
             protocols=protocol.protocols,
             first_scored=protocol.first_scored,
+            num_without_start=protocol.without_start,
+            committed=commit_of(path) if freeze is not None else None,
             rates=protocol.rates,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: not what compare.py freeze=true writes ({type(error).__name__} {error})") from error
+    return " ".join(filter(None, [sentence, without_primary(rows, primaries)]))
 
 
 def about(evaluation: str, protocol: Protocol) -> About:

@@ -9,7 +9,7 @@ from attnbench.results.row_tables import PACKED_TABLE, TABLE, write_csv, write_e
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, to_markdown
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.text import markdown_text
+from attnbench.settings.text import markdown_text, without_paths
 
 
 def check_target(target: Path, sources: Sequence[Path]) -> None:
@@ -66,8 +66,8 @@ def write_page(
 
 
 def made_by(commands: Iterable[str], sentences: str) -> str:
-    """Write the paragraphs of the commands that made a page, and of where they ran."""
-    lines = (f"    {printable(line)}" for command in commands for line in command.split("\n"))
+    """Write the paragraphs of the commands that made a page, without absolute paths, and of where they ran."""
+    lines = (f"    {printable(without_paths(line))}" for command in commands for line in command.split("\n"))
     return "Made by\n\n" + "\n".join(lines) + f"\n\n{sentences}"
 
 

@@ -14,9 +14,12 @@ from typing import Any
 from attnbench.results.files import PACKED, replace_file
 from attnbench.results.rows import ALL_SEEDS, COLUMNS, HASH, ResultRow
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded_bytes, whole_number
+from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded_bytes, whole_number, without_paths
 
 TABLE, PACKED_TABLE = "results.csv", f"results.csv{PACKED}"
+
+MAX_ROWS = 2**18
+"""Most lines of a table: six times those of the longest that is published."""
 
 NUMBER_COLUMNS = {
     **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
@@ -30,7 +33,7 @@ NUMBER_COLUMNS = {
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
     """Write results.csv, compressed where the name ends in .gz: COLUMNS in order, settings as a JSON object, empty
-    where there is no number; of texts what a terminal would obey is spelled out.
+    where there is no number; of texts what a terminal would obey is spelled out, and reasons name no absolute path.
 
     Settings keep their order, in which a report of the table lists them, as the one of the run's own rows does.
     """
@@ -40,6 +43,7 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
     for row in rows:
         content = row.to_dict()
         shown = {name: printable(value) if isinstance(value, str) else value for name, value in content.items()}
+        shown["reason"] = without_paths(shown["reason"])
         writer.writerow({**shown, "settings": json.dumps(content["settings"], allow_nan=False)})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.getvalue())
@@ -67,18 +71,22 @@ def read_csv(path: Path) -> list[ResultRow]:
     """
     try:
         content = read_bounded_bytes(path, MAX_JSON_BYTES, is_packed=path.suffix == PACKED)
-        lines = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
+        if content.count(b"\n") > MAX_ROWS:
+            raise UserError(f"{path}: more than the {MAX_ROWS} rows that such a file may have")
+        lines = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""))
+        # A row at a time: an empty one takes a hundred times its bytes, and is refused before there is a second.
+        return [_row(path, number, line) for number, line in enumerate(lines, start=2)]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV ({error})") from error
-    rows = []
-    for number, line in enumerate(lines, start=2):
-        try:
-            if None in line or None in line.values():
-                raise ValueError("not as many cells as there are columns")
-            rows.append(ResultRow.from_dict({name: _from_cell(name, text) for name, text in line.items()}))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path}: row {number}: {error}") from error
-    return rows
+
+
+def _row(path: Path, number: int, line: dict[Any, Any]) -> ResultRow:
+    try:
+        if None in line or None in line.values():
+            raise ValueError("not as many cells as there are columns")
+        return ResultRow.from_dict({name: _from_cell(name, text) for name, text in line.items()})
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: row {number}: {error}") from error
 
 
 def _from_cell(column: str, text: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from attnbench.results.metrics import Primary
 from attnbench.results.protocol import PROTOCOL, rules
 from attnbench.results.rows import IMPORTED, ResultRow, is_search
 from attnbench.verdict.rates import Choice
@@ -24,6 +25,8 @@ def frozen_sentence(
     family: Collection[tuple[str, str, str]],
     protocols: Mapping[str, Mapping[str, Any]],
     first_scored: str | None,
+    num_without_start: int = 0,
+    committed: tuple[str, str] | None = None,
     rates: Iterable[Choice] = (),
 ) -> str:
     """Say if a comparison was frozen before it was scored and is what was frozen, or in what it is not.
@@ -34,6 +37,8 @@ def frozen_sentence(
         family: the pairs that are judged now: evaluation, first, second.
         protocols: by evaluation, the rules that the comparison last ran under, see `results.protocol`.
         first_scored: when the first scored or timed cell was begun; None: no cell says.
+        num_without_start: results that do not say when they were begun.
+        committed: the first commit that has freeze.json as it is, and its date; None: there is none.
         rates: learning rates that were chosen.
 
     Raises:
@@ -53,7 +58,8 @@ def frozen_sentence(
     more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)  # pyright: ignore
     pairs = {(entry["evaluation"], entry["first"], entry["second"]) for entry in freeze["family"]}
     faults = [
-        _order(str(freeze["frozen"]), first_scored),
+        _order(str(freeze["frozen"]), committed, first_scored),
+        f"{num_without_start} results do not say when they were begun" if num_without_start else "",
         f"{_counted_seeds(more)} {'was' if len(more) == 1 else 'were'} scored and not frozen" if more else "",
         f"{len({*family} ^ pairs)} pairs of its family were changed" if {*family} != pairs else "",
         *_without_scores(freeze, measured),
@@ -62,7 +68,8 @@ def frozen_sentence(
         *_changed_since(freeze["protocols"]),
     ]
     faults = [fault for fault in faults if fault]
-    where = f"Frozen on {freeze['frozen']} at commit {freeze['commit'] or 'unknown'}"
+    in_git = f"freeze.json in git since {committed[0]}" if committed is not None else "freeze.json in no commit"
+    where = f"Frozen on {freeze['frozen']} at commit {freeze['commit'] or 'unknown'} ({in_git})"
     return f"{where}, but {'; '.join(faults)}." if faults else f"{where}, before the first score."
 
 
@@ -92,12 +99,38 @@ def imported_sentence(rows: Iterable[ResultRow]) -> str:
     return f"Imported, not measured here: {found['cells']} of {found['of']} results, {'; '.join(files)}."
 
 
-def _order(frozen: str, first_scored: str | None) -> str:
+def without_primary(rows: Iterable[ResultRow], primaries: Mapping[str, Primary]) -> str:
+    """Name the seeds that have rows of an evaluation and none of its primary metric; empty where all have one.
+
+    A row that says why there is no number is one.
+    """
+    seeds: dict[tuple[str, str], set[int | str]] = {}
+    scored: dict[tuple[str, str], set[int | str]] = {}
+    for row in rows:
+        identity, measured = row.identity, row.measurement
+        primary = primaries.get(identity.evaluation)
+        if primary is None or is_search(identity.seed):
+            continue
+        seeds.setdefault((identity.evaluation, identity.variant), set()).add(identity.seed)
+        is_failure = measured.status != "ok" and measured.metric == primary.metric
+        if is_failure or primary.takes(measured.metric, measured.settings):
+            scored.setdefault((identity.evaluation, identity.variant), set()).add(identity.seed)
+    lacking = {of: sorted(known - scored.get(of, set()), key=str) for of, known in seeds.items()}
+    named = [
+        f"{variant} of {evaluation} at {_counted_seeds(it)}" for (evaluation, variant), it in lacking.items() if it
+    ]
+    more = [f"{len(named) - MAX_NAMED} more"] if len(named) > MAX_NAMED else []
+    return f"Without the score that is tested: {'; '.join([*named[:MAX_NAMED], *more])}." if named else ""
+
+
+def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | None) -> str:
     """Say what is wrong with the order; empty where the first score is later."""
     if first_scored is None:
         return "no cell says when it was scored"
     if datetime.fromisoformat(first_scored) < datetime.fromisoformat(frozen):
         return f"its first score is of {first_scored}, before that"
+    if committed is not None and datetime.fromisoformat(first_scored) < datetime.fromisoformat(committed[1]):
+        return f"it was committed on {committed[1]}, after its first score of {first_scored}"
     return ""
 
 

@@ -323,7 +323,7 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
     run_findings(settings(tmp_path, 2, seeds=[200, 201], freeze=True), claims[:1], compose_once)
     folder = run_findings(settings(tmp_path, 2, seeds=[200, 201], report=True), claims, compose_once)
     target = tmp_path / "page"
-    publish_findings(folder, target, title="Findings here", note="Of a test.")
+    publish_findings(folder, target, claims, title="Findings here", note="Of a test.")
     page = (target / "README.md").read_text()
     for words in (
         "# Findings here",
@@ -341,11 +341,26 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
     assert (target / "little" / "freeze.json").exists()
     assert len(read_csv(target / "results.csv.gz")) > 2
     assert list(target.glob("environment-*.json"))
+    # Of findings.json nothing is believed: verdict, figures and claim are decided from the cells again.
+    record = json.loads((folder / "findings.json").read_text())
+    for entry in record["findings"]:
+        entry |= {"verdict": "PASS", "statement": "Softmax wins", "contrasts": [{"text": "share 1.0"}]}
+    (folder / "findings.json").write_text(json.dumps(record))
+    publish_findings(folder, target, claims, title="Findings here", note="Of a test.")
+    assert (target / "README.md").read_text() == page
+    record["findings"][0]["name"] = "../../elsewhere"
+    (folder / "findings.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"elsewhere is no finding of conf/finding"):
+        publish_findings(folder, target, claims, title="Findings here")
+    record["findings"][0]["name"] = "little"
+    (folder / "findings.json").write_text(json.dumps(record))
     # What the page says of the order is checked, not taken for granted.
     freeze = folder / "little" / "freeze.json"
     freeze.write_text(json.dumps({**json.loads(freeze.read_text()), "frozen": "2999-01-01T00:00:00+00:00"}))
-    publish_findings(folder, target, title="Findings here")
+    publish_findings(folder, target, claims, title="Findings here")
     assert "before the first score" not in (page := (target / "README.md").read_text())
     assert "but its first score is of" in page
     with pytest.raises(UserError, match=r"nothing to publish"):
-        publish_findings(run_findings(settings(tmp_path / "none"), claims[1:], compose_once), target, title="None")
+        publish_findings(
+            run_findings(settings(tmp_path / "none"), claims[1:], compose_once), target, claims, title="None"
+        )

@@ -3,8 +3,10 @@
 import csv
 import gzip
 import json
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from attnbench.comparison import cells, compare
 from attnbench.comparison import freeze as freezing
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
+from attnbench.comparison.transfer import with_ending
 from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
 from attnbench.report.inputs import read_inputs
@@ -339,7 +342,7 @@ def altered(path: Path, **changed) -> None:
 
 def test_a_plan_that_was_frozen_before_its_first_score_says_so(scored_plan):
     said = read_inputs(scored_plan).frozen
-    assert re.fullmatch(r"Frozen on 20\S+ at commit \S+, before the first score\.", said)
+    assert re.fullmatch(r"Frozen on 20\S+ at commit \S+ \(freeze\.json in no commit\), before the first score\.", said)
     # The published page and its folder have it too.
     target = scored_plan.parent / "published"
     target.mkdir()
@@ -389,6 +392,48 @@ def test_a_rule_changed_after_a_score_shows(scored_plan, text, monkeypatch):
 def test_what_is_not_as_it_was_frozen_shows(changed, message, scored_plan):
     altered(scored_plan / "freeze.json", **changed)
     assert re.search(message, read_inputs(scored_plan).frozen)
+
+
+@pytest.mark.parametrize(
+    ("date", "message"),
+    [
+        ("2020-01-01T00:00:00+00:00", r"\(freeze\.json in git since [0-9a-f]+\), before the first score"),
+        ("2099-01-01T00:00:00+00:00", r"in git since [0-9a-f]+\), but it was committed on 2099-01-01T00:00:00"),
+    ],
+)
+def test_the_commit_of_a_freeze_is_named_and_one_after_the_scores_too(date, message, scored_plan):
+    def git(*words: str) -> None:
+        names = dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "x")
+        variables = {**os.environ, **names, "GIT_COMMITTER_DATE": date}
+        subprocess.run(["git", "-C", str(scored_plan.parent), *words], check=True, capture_output=True, env=variables)
+
+    git("init", "-q")
+    # Under another name, as it lies in a folder of published pages.
+    shutil.copy(scored_plan / "freeze.json", scored_plan.parent / "page.json")
+    git("add", "page.json")
+    git("commit", "-qm", "frozen")
+    assert re.search(message, read_inputs(scored_plan).frozen)
+
+
+def test_results_that_do_not_say_when_they_were_begun_are_a_fault(scored_plan, text):
+    path = next(scored_plan.glob("cells/*-seed0-*/results/*.jsonl"))
+    *rows, ending = path.read_text().splitlines()
+    without = {name: value for name, value in json.loads(ending).items() if name != "started"}
+    path.write_text("\n".join([*rows, json.dumps(without)]) + "\n")
+    carried_out(settings(text, scored_plan.parent))
+    assert "but 1 results do not say when they were begun" in read_inputs(scored_plan).frozen
+
+
+def test_a_seed_without_the_score_that_is_tested_is_named_frozen_or_not(scored_plan):
+    path = next(scored_plan.glob("cells/copy-plain-*-seed3-*/results/*.jsonl"))
+    *rows, ending = map(json.loads, path.read_text().splitlines())
+    rows = [row for row in rows if row["metric"] != "symbol_accuracy"]
+    ending = json.loads(json.dumps(ending)) | {"num_rows": len(rows)}
+    path.write_text(with_ending("".join(json.dumps(row) + "\n" for row in rows), ending))
+    said = "Without the score that is tested: plain of copy at seed 3."
+    assert said in read_inputs(scored_plan).frozen
+    (scored_plan / "freeze.json").unlink()
+    assert said in read_inputs(scored_plan).frozen
 
 
 def test_a_freeze_that_is_none_is_refused_by_its_name(scored_plan):

@@ -1,6 +1,7 @@
 """What a stranger may hand over, and what must not come of it; docs/reliability.md names these tests."""
 
 import ast
+import gzip
 import io
 import json
 import logging
@@ -9,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -35,7 +37,8 @@ from attnbench.results import files as jsonlines
 from attnbench.results.files import MAX_LINE_BYTES, MAX_LINES, replace_file
 from attnbench.results.folder import recording, write_config
 from attnbench.results.row_files import ResultsWriter, read_results
-from attnbench.results.row_tables import read_csv
+from attnbench.results.row_tables import MAX_ROWS, read_csv
+from attnbench.results.rows import COLUMNS
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.registry import resolve
@@ -209,6 +212,22 @@ def test_a_file_of_json_lines_is_bounded_before_it_is_parsed(content, tmp_path, 
     for read in (read_results, read_cells):
         with pytest.raises(UserError, match=r"rows\.jsonl: (longer|more) than"):
             read(tmp_path / "rows.jsonl")
+
+
+def test_a_small_table_that_unpacks_to_many_rows_is_refused_within_its_size(tmp_path):
+    path, line = tmp_path / "results.csv.gz", b"," * (len(COLUMNS) - 1) + b"\n"
+    header = ",".join(COLUMNS).encode() + b"\n"
+    path.write_bytes(gzip.compress(header + line * 200_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"results\.csv\.gz: row 2:"):
+            read_csv(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
+    path.write_bytes(gzip.compress(header + line * (MAX_ROWS + 1)))
+    with pytest.raises(UserError, match=r"more than the 262144 rows"):
+        read_csv(path)
 
 
 def test_a_line_of_metrics_is_bounded_and_their_number_is_not(tmp_path, monkeypatch):

@@ -1,0 +1,107 @@
+"""Published cells are taken over by the plans that made them, every one, whatever version and device they are of."""
+
+import gzip
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
+from simulate_findings import findings
+
+from attnbench.cli.compose import CONF, compose
+from attnbench.cli.reading import read_comparison
+from attnbench.comparison.findings import claim_of, plan_of
+from attnbench.comparison.imports import import_for
+from attnbench.results.folder import ROOT
+from attnbench.settings.finding import FindingsSettings
+from attnbench.settings.schema import ComparisonSettings
+from attnbench.training import prepare
+
+RESULTS = ROOT / "docs" / "results"
+FAST = ("findings-cpu/nope_copy", "findings-h100/ppl_order")
+"""One of probes, and one of language models on another device."""
+
+PAGES = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.glob("**/cells.jsonl.gz"))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """A machine that says that it has an H100, as far as a plan asks before it runs anything."""
+    properties = SimpleNamespace(major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132)
+    answers = {
+        "device_count": 1,
+        "is_available": True,
+        "get_device_name": "NVIDIA H100 80GB HBM3",
+        "get_device_properties": properties,
+        "get_device_capability": (9, 0),
+        "current_device": 0,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+
+def settings_of(page: str, outputs: Path) -> ComparisonSettings:
+    """The settings that the page's own command gives."""
+    table, _, name = page.partition("/")
+    if name:
+        [finding] = (it for it in findings() if it.name == name)
+        given = FindingsSettings(
+            names=None, full=False, freeze=False, seeds=[*range(200, 210)], outputs_dir=str(outputs), report=False,
+            device="cpu" if table.endswith("cpu") else "cuda", rerun=False, command="",
+        )  # fmt: skip
+        return plan_of(given, finding)
+    words = shlex.split(json.loads((RESULTS / page / "comparison.json").read_text())["command"])[2:]
+    words = [word for word in words if not word.startswith(("import=", "plan.devices="))]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose_hydra("compare", words, return_hydra_config=True)
+        return replace(read_comparison(config, config.hydra), outputs_dir=str(outputs))
+
+
+def corpus_of(texts: dict[str, str]) -> SimpleNamespace | None:
+    """What a plan asks of the corpus that the cells were trained on, which is not there; None: they need none."""
+    configs = (yaml.load(text, yaml.CSafeLoader) for path, text in texts.items() if path.endswith("config.yaml"))
+    config = next((it for it in configs if "resolved" in it and it["data"]["name"] == "wikitext2"), None)
+    if config is None:
+        return None
+    name, _, fingerprint = config["resolved"]["corpus"].partition("@")
+    return SimpleNamespace(
+        name=name,
+        fingerprint=fingerprint,
+        vocabulary_size=config["resolved"]["vocabulary_size"],
+        # Characters of WikiText-2, of which the steps of an epoch follow.
+        tokens={"train": torch.empty(10_780_437, dtype=torch.uint8)},
+        splits={split: SimpleNamespace(num_bytes=number) for split, number in config["resolved"]["num_bytes"].items()},
+        num_unknown=config["resolved"]["num_unknown"],
+        tokenizer=SimpleNamespace(kind="characters"),
+    )
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize(
+    "page", [page if page in FAST else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
+)
+def test_published_cells_are_all_found(page, tmp_path, monkeypatch):
+    source = RESULTS / page / "cells.jsonl.gz"
+    with gzip.open(source, "rt") as file:
+        texts = {line["path"]: line["text"] for line in map(json.loads, file)}
+    known, load = corpus_of(texts), prepare.load_corpus
+    monkeypatch.setattr(
+        prepare,
+        "load_corpus",
+        lambda settings, *others: known if settings.name == "wikitext2" else load(settings, *others),
+    )
+    given = settings_of(page, tmp_path)
+    claims = {finding.name: claim_of(finding) for finding in findings()} if "/" in page else {}
+    import_for(given, compose, source, claims.get(given.plan.name))
+    folder = tmp_path / given.plan.name
+    taken = {path.parent.relative_to(folder).as_posix() for path in folder.glob("**/config.yaml")}
+    there = {path.removesuffix("/config.yaml") for path in texts if path.endswith("/config.yaml")}
+    assert (len(taken), taken) == (len(there), there)
+    results = [path for path in texts if path.endswith(".jsonl")]
+    assert len([*folder.glob("**/results/*.jsonl")]) == len(results)

@@ -99,7 +99,7 @@ def test_published_cells_are_all_found(page, tmp_path, monkeypatch):
     given = settings_of(page, tmp_path)
     claims = {finding.name: claim_of(finding) for finding in findings()} if "/" in page else {}
     import_for(given, compose, source, claims.get(given.plan.name))
-    folder = tmp_path / given.plan.name
+    folder = Path(given.outputs_dir) / given.plan.name
     taken = {path.parent.relative_to(folder).as_posix() for path in folder.glob("**/config.yaml")}
     there = {path.removesuffix("/config.yaml") for path in texts if path.endswith("/config.yaml")}
     assert (len(taken), taken) == (len(there), there)

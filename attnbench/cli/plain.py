@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -49,7 +48,7 @@ def _refuse_unused(hydra_config: Any) -> None:
             f"chooses this yaml alone runs it, and {setting_of(unused[0])}=VALUE on the command line replaces it"
         )
     launcher = hydra_config.runtime.choices.get("hydra/launcher")
-    if hydra_config.mode == RunMode.RUN and launcher not in (None, "basic"):
+    if getattr(hydra_config.mode, "name", None) == "RUN" and launcher not in (None, "basic"):
         raise UserError(f"hydra/launcher={launcher}: starts the jobs of a sweep only; add -m behind the script")
 
 

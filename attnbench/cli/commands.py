@@ -25,7 +25,7 @@ from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import backends_of, parts_of
 from attnbench.settings.schema import GenerationSettings, RunSettings
-from attnbench.settings.text import printable_text, read_bounded
+from attnbench.settings.text import printable_text, read_bounded, user_path
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
 
@@ -128,7 +128,7 @@ def read_prompt(settings: GenerationSettings) -> str:
         name = "standard input" if settings.prompt_file is None else f"prompt_file={settings.prompt_file}"
         try:
             if settings.prompt_file is not None:
-                text = read_bounded(Path(settings.prompt_file).expanduser(), MAX_PROMPT_BYTES)
+                text = read_bounded(user_path(settings.prompt_file), MAX_PROMPT_BYTES)
             else:
                 text = _read_standard_input()
         except OSError as error:

@@ -21,6 +21,7 @@ from attnbench.cli.mixer import read_mixer
 from attnbench.cli.reading import read_settings
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF, MixerSettings, RunSettings
+from attnbench.settings.text import user_path
 
 MAX_WORD_CHARACTERS = 2**14
 """Longest word of a command line: Hydra's parser takes a second for each hundred thousand characters."""
@@ -52,7 +53,7 @@ def compose(
     with nullcontext() if in_job else _own_hydra():
         keep_environment_out()
         if config_dir is not None:
-            _search_first(Path(config_dir).expanduser())
+            _search_first(user_path(config_dir))
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
             return read_settings(config, config.hydra)

@@ -27,7 +27,7 @@ from attnbench.results.corpora import corpus_name
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
-from attnbench.settings.text import read_object
+from attnbench.settings.text import read_object, user_path
 
 NATS_OF_A_BYTE = math.log(256)
 """Charge for each byte of a character that a tokenizer does not know: that of a guess among all bytes."""
@@ -181,7 +181,7 @@ def _tensor(ids: np.ndarray, size: int) -> Tensor:
 
 
 def _find(settings: DataSettings, root: Path) -> Source:
-    path = None if settings.path is None else Path(settings.path).expanduser()
+    path = None if settings.path is None else user_path(settings.path)
     fractions = settings.validation_fraction, settings.test_fraction
     if settings.name == "wikitext2":
         return find_wikitext2(path, root)

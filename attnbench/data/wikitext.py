@@ -97,15 +97,16 @@ def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
 def _cache_home() -> Path:
     # The same variables in the same order as huggingface_hub and datasets, whose import would take seconds.
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    return Path(os.environ.get("HF_HOME", default)).expanduser()
+    # A user without a home folder keeps the ~, and has no such cache.
+    return Path(os.path.expanduser(os.environ.get("HF_HOME", default)))
 
 
 def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
     """Return folders of the caches that may hold this version, with the suffix and prefix of their files."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or _cache_home() / "hub"
     arrow = os.environ.get("HF_DATASETS_CACHE") or _cache_home() / "datasets"
-    snapshots = Path(hub).expanduser().glob(f"datasets--Salesforce--wikitext/snapshots/*/{version_folder}")
-    tables = Path(arrow).expanduser().glob(f"Salesforce___wikitext/{version_folder}/*/*/wikitext-train*.arrow")
+    snapshots = Path(os.path.expanduser(hub)).glob(f"datasets--Salesforce--wikitext/snapshots/*/{version_folder}")
+    tables = Path(os.path.expanduser(arrow)).glob(f"Salesforce___wikitext/{version_folder}/*/*/wikitext-train*.arrow")
     parquet = [(folder, ".parquet", "") for folder in sorted(snapshots)]
     return parquet + [(folder, ".arrow", "wikitext-") for folder in sorted({table.parent for table in tables})]
 

@@ -34,6 +34,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import parts_of
 from attnbench.settings.registry import class_named, resolve
 from attnbench.settings.schema import ExportSettings, MixerSettings, RunSettings
+from attnbench.settings.text import user_path
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
 
@@ -53,7 +54,7 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
             that cannot be exported.
     """
     run = Path(settings.run).absolute()
-    target = run / settings.format if settings.to is None else Path(settings.to).expanduser().absolute()
+    target = run / settings.format if settings.to is None else user_path(settings.to).absolute()
     there = UserError(f"to={target}: is there already, and is no empty folder; remove it or name another")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise there

@@ -201,7 +201,8 @@ def answers(url: str, limit_seconds: float) -> bool:
 def has_netrc_key(host: str) -> bool:
     """Return whether the user's netrc file (NETRC, ~/.netrc or ~/_netrc, the first there is) has a key for `host`."""
     names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for path in [Path(name).expanduser() for name in names]:
+    # A user without a home folder keeps the ~, and has no such file.
+    for path in map(Path, map(os.path.expanduser, names)):
         if path.exists():
             try:
                 entry = netrc.netrc(path).authenticators(host)

@@ -1,5 +1,6 @@
 """Stops by Ctrl-C, SIGTERM or a terminal that closes, at once or after a save; streams that may go away."""
 
+import io
 import os
 import signal
 import sys
@@ -76,10 +77,15 @@ def answering() -> Iterator[TextIO]:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Make standard output and standard error `Lasting` inside; their buffers are written before it ends."""
+    """Make standard output and standard error `Lasting` inside; their buffers are written before it ends.
+
+    A character that the encoding of standard output lacks is written as a question mark.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     before = sys.stdout, sys.stderr
     # A process that was started without one has None there.
-    lasting: list[Any] = [Lasting(stream or open(os.devnull, "w")) for stream in before]  # noqa: SIM115
+    lasting: list[Any] = [Lasting(stream or open(os.devnull, "w", encoding="utf-8")) for stream in before]  # noqa: SIM115
     sys.stdout, sys.stderr = lasting
     try:
         yield

@@ -58,6 +58,18 @@ def markdown_text(text: str) -> str:
     return printable(text).replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
 
 
+def user_path(name: Path | str) -> Path:
+    """Return a path that the user names, with the home folder for ~.
+
+    Raises:
+        UserError: this user has no home folder, or there is no user of that name.
+    """
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise UserError(f"{name}: no home folder is known for ~; set HOME, or name the whole path") from None
+
+
 class OneLine(logging.Formatter):
     """Formatter whose message is one printable line, whatever names and reasons are in it."""
 

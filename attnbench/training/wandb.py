@@ -281,7 +281,7 @@ def _quiet_wandb() -> Any:
     """Import wandb, which prints nothing: what there is to say is in `notice`.
 
     Raises:
-        UserError: the user's own settings of wandb are illegal.
+        UserError: the user's own settings of wandb are illegal, or nobody knows the user's home folder.
     """
     # Its usage statistics hold up the end of the process for 20 seconds where the network is gone, and print errors.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -290,6 +290,8 @@ def _quiet_wandb() -> Any:
 
     try:
         wandb.setup(wandb.Settings(silent=True))
+    except RuntimeError as error:
+        raise UserError(f"wandb cannot be used: {error} Set HOME; logger=none needs no home folder") from error
     except ValidationError as error:
         # Only its words: the value may be a key.
         problem = error.errors()[0]

@@ -1,5 +1,6 @@
 """Output that nobody takes: the work goes on, and what a command prints for its own sake ends it quietly."""
 
+import io
 import os
 import pty
 import subprocess
@@ -116,3 +117,14 @@ def test_generated_text_says_that_the_disk_is_full(folder):
     code, said = ended(full_disk, {"stdout"}, *generate)
     assert code == 1, said
     assert said.splitlines()[-1] == "error: standard output: cannot be written to (No space left on device)"
+
+
+def test_a_character_that_an_encoding_lacks_is_a_question_mark(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with lasting_streams():
+        print("1 \N{EN DASH} 2")
+        with answering() as output:
+            print("\N{MULTIPLICATION SIGN}", file=output)
+    monkeypatch.undo()
+    assert written.getvalue() == b"1 ? 2\n?\n"

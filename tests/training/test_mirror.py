@@ -8,6 +8,7 @@ import sys
 import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from report_rows import SKILL, write_experiment
@@ -16,7 +17,8 @@ from wandb_server import KEY, Server
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.wandb import ROWS, chart_key
 from attnbench.results.rows import COLUMNS
-from attnbench.training.wandb import legal_run_id
+from attnbench.settings.errors import UserError
+from attnbench.training.wandb import _quiet_wandb, legal_run_id
 
 
 def test_a_run_id_is_legal_and_names_the_folder_of_its_run(tmp_path):
@@ -338,3 +340,12 @@ print(run.notice)
         pytest.skip("finds the process in /proc")
     output = in_a_process(script, tmp_path, quiet=False)
     assert output.startswith("wandb: off (wandb's own process ended (ConnectionResetError))")
+
+
+def test_a_user_without_a_home_folder_is_told_so_in_one_line(monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("WANDB_CONFIG_DIR", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    monkeypatch.setattr("wandb.setup", lambda settings: Path("~/.config").expanduser())
+    with pytest.raises(UserError, match=r"^wandb cannot be used: .* Set HOME; logger=none needs no home folder$"):
+        _quiet_wandb()

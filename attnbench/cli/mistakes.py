@@ -106,6 +106,12 @@ def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
         word, reason = error.override, "Hydra's grammar has no such value"
     elif line.startswith("Ambiguous value for argument"):
         word, reason = next((word for word in overrides if word in line), line), "commas make several values of it"
+    elif line.startswith("Config group override must be a string"):
+        groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+        words = [word for word in overrides if setting_of(word) in groups and re.search(r"=[^a-z]*$", word)]
+        word = words[0] if words else line
+        quoted = word.replace("=", '="', 1) + '"'
+        return f"{printable(word)}: a number where a name is expected; quotes inside of quotes make it one, '{quoted}'"
     else:
         return None
     quotes = "quotes inside of quotes keep a value whole, -m makes a sweep of several"

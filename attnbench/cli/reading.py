@@ -154,6 +154,11 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
     kept = {entry.name: getattr(stored, entry.name) for entry in fields(stored) if entry.name not in now}
     # A run that was moved has its cells beside it, where it lies now.
     kept |= {"experiment": folder.parent.name, "outputs_dir": str(folder.parent.parent)}
+    data = values.pop("data", None)
+    if not isinstance(data, dict) or set(data) != {"path"}:
+        raise UserError("data: a run keeps its text; data.path alone says where it lies now")
+    check_value("data.path", data["path"], kind=str)
+    kept["data"] = replace(stored.data, path=data["path"] or _path_of_text(stored, folder))
     settings = read_plain(RunSettings, values, **{**kept, "evaluations": _evaluations(values)})
     _check_machine(settings)
     return folder, settings
@@ -227,6 +232,16 @@ def stored_settings(folder: Path) -> RunSettings:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).partition(chr(10))[0]})") from None
+
+
+def _path_of_text(stored: RunSettings, folder: Path) -> str | None:
+    """Return the data.path of a run; a relative one starts where the run was trained, as far as its folder tells."""
+    outputs, path = Path(stored.outputs_dir).parts, stored.data.path
+    trained_in = folder.parent.parent
+    if path is not None and trained_in.parts[-len(outputs) :] == outputs:
+        there = Path(*trained_in.parts[: -len(outputs)], path)
+        return str(there) if there.exists() else path
+    return path
 
 
 def _trust_path(values: dict[str, Any]) -> None:

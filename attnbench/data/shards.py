@@ -30,7 +30,7 @@ from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.locks import folder_lock
 from attnbench.results.files import replace_file, sync
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import open_regular, read_object
+from attnbench.settings.text import open_regular, read_object, user_path
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,22 @@ def folder_of(root: Path, label: str, key: Mapping[str, Any], files: Iterable[Pa
     content = {"format": FORMAT, **key, "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     called = re.sub(r"[^\w.+-]+", "-", label).strip(".-")[:40] or "text"
-    return root / "data" / "tokens" / f"{called}-{key['tokenizer']}-{digest}"
+    return kept_path(root, f"tokens/{called}-{key['tokenizer']}-{digest}")
+
+
+def kept_path(root: Path, name: str) -> Path:
+    """Return the path in data/ of what is made of a corpus; for a user who may not write there, in a cache of theirs.
+
+    Args:
+        root: the folder of data/.
+    """
+    path = root / "data" / name
+    nearest = next(folder for folder in path.parents if folder.exists())
+    if path.exists() or os.access(nearest, os.W_OK):
+        return path
+    cache = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attnbench" / name
+    log.info(f"{nearest}: this user may not write there; {name} is kept in {cache.parent}")
+    return cache
 
 
 def is_made(folder: Path) -> bool:

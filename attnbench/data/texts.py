@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from attnbench.data.pieces import PIECE_BYTES, Text, is_blank, joined, read_utf8, whole_characters
+from attnbench.data.shards import kept_path
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import open_regular
 
@@ -357,9 +358,9 @@ def find_embedded(root: Path, validation_fraction: float, test_fraction: float) 
     """Find English prose that needs no download: CPython's language reference, from its `help()`.
 
     About 370 thousand characters. They differ between versions of Python, and so does the corpus's fingerprint.
-    Written once under `root`/data as parquet, a line a row like WikiText-2, and read like it from then on.
+    Written once as parquet, see `kept_path`, a line a row like WikiText-2, and read like it from then on.
     """
-    path = root / "data" / "embedded" / f"distinct-python-{python_version()}.parquet"
+    path = kept_path(root, f"embedded/distinct-python-{python_version()}.parquet")
     if not path.exists():
         _write_rows(path, _embedded_rows())
 

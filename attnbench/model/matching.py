@@ -17,7 +17,10 @@ from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
-REFERENCE = MixerSettings(name="softmax", target="attnbench.mixers.softmax.Softmax", options={"backend": "torch"})
+# Without rotary positions, which have neither parameters nor counted operations and need an even width.
+REFERENCE = MixerSettings(
+    name="softmax", target="attnbench.mixers.softmax.Softmax", options={"backend": "torch", "rotary_theta": None}
+)
 STATE_REFERENCE = MixerSettings(
     name="gated_deltanet", target="attnbench.mixers.gated_deltanet.GatedDeltaNet", options={"backend": "torch"}
 )

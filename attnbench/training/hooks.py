@@ -237,8 +237,8 @@ class Estimate:
     The time is that of the progress bar, once it stands on several steps and on ESTIMATE_SECONDS of them.
     """
 
-    def __init__(self, bar: ProgressBar, start_step: int) -> None:
-        self.bar, self.first = bar, start_step + 4
+    def __init__(self, bar: ProgressBar, start_step: int, experiment: str) -> None:
+        self.bar, self.first, self.experiment = bar, start_step + 4, experiment
         self.started, self.is_told = time.perf_counter(), False
 
     def __call__(self, state: TrainState, report: StepReport) -> None:
@@ -248,7 +248,7 @@ class Estimate:
             return
         self.is_told = True
         log.info("about %s of training to go on this CPU", duration(seconds))
-        if seconds > LONG_SECONDS:
+        if seconds > LONG_SECONDS and self.experiment != "demo":
             log.info("experiment=demo trains a smaller model on a smaller corpus in minutes")
 
 

@@ -182,7 +182,7 @@ class Training:
             interval_seconds=self.settings.checkpoint_interval_seconds,
             **shared,
         )
-        estimate = [Estimate(bar, state.step)] if self.estimated else []
+        estimate = [Estimate(bar, state.step, self.folder.parent.name)] if self.estimated else []
         return [logging, *estimate, validation, checkpoints]
 
 

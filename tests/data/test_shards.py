@@ -350,3 +350,16 @@ def test_a_text_that_shrinks_while_it_is_read_is_refused(tmp_path, on_disk, monk
         load(tmp_path)
     monkeypatch.setattr(shards, "make", make)
     assert load(tmp_path).splits["train"].num_bytes < len(TEXT) // 2
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_who_may_not_write_into_data_keeps_tokens_in_a_cache(is_there, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "data" / "tokens" / "a"
+    if is_there:
+        path.mkdir(parents=True)
+    found = shards.kept_path(tmp_path, "tokens/a")
+    assert found == (path if is_there else tmp_path / "cache" / "attnbench" / "tokens" / "a")
+    assert ("this user may not write there" in caplog.text) == (not is_there)

@@ -223,3 +223,15 @@ def test_the_trained_weights_are_what_is_evaluated(folder, monkeypatch, capsys):
     (folder / "checkpoint" / "final" / "weights.safetensors").write_bytes(b"torn")
     assert evaluate(monkeypatch, folder) == 1
     assert "altered or torn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("outputs", "given"), [("outputs", False), ("/nowhere", True)])
+def test_a_text_is_found_from_another_folder_or_named_again(outputs, given, folder, trained, tmp_path, monkeypatch):
+    text = shutil.copy(trained.parents[2] / "small.txt", tmp_path / "small.txt")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["outputs_dir"], config["data"]["path"] = outputs, "small.txt"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    assert evaluate(monkeypatch, folder, *([f"data.path={text}"] if given else [])) is None
+    assert evaluations(folder) == {"training", "perplexity"}

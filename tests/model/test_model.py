@@ -405,3 +405,9 @@ def test_what_is_added_to_the_residual_stream_starts_scaled_by_the_branches_ther
     # In the identity only where it is not twice the depth, so that no hash of a model with feed-forwards has moved.
     matched = match_model(mixers, size, match="none", seq_len=16, vocabulary_size=10)
     assert hashed_model(size, matched)["num_branches"] == (None if feed_forward_width else num_branches)
+
+
+def test_a_model_of_odd_width_needs_no_positions_for_what_it_is_matched_with():
+    odd = ModelSettings(name="odd", dim=15, num_layers=2, head_width=5, feed_forward_width=24)
+    without = [mixer_settings("linear", rotary_theta=None)] * 2
+    assert match_model(without, odd, match="params", seq_len=16, vocabulary_size=30).model.dim == 15

@@ -391,6 +391,17 @@ def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.M
         compose(config_dir="nowhere")
 
 
+def test_a_study_may_be_named_by_a_number_in_quotes() -> None:
+    with pytest.raises(UserError, match=r"^experiment=20261129: a number where a name is expected; .*'experiment=\"20"):
+        compose(["experiment=20261129", "device=cpu"])
+    assert compose(['experiment="20261129"', "device=cpu"]).experiment == "20261129"
+
+
+def test_a_home_folder_that_nobody_knows_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^~nobody-of-this-name/conf: no home folder is known"):
+        compose(config_dir="~nobody-of-this-name/conf")
+
+
 def test_a_program_that_uses_hydra_itself_keeps_its_own_yamls(
     my_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

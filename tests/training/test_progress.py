@@ -56,10 +56,23 @@ def test_without_a_terminal_a_plain_line_at_every_tenth(clock, capsys):
     assert not re.search(r"[\r\x1b]", text)
 
 
+def test_who_trains_the_demo_is_not_told_of_it(clock, caplog, capsys):
+    caplog.set_level(logging.INFO, logger="attnbench")
+    for experiment, num_lines in (("demo", 1), ("default", 2)):
+        caplog.clear()
+        bar = ProgressBar(10**6, 1000, 0, "softmax")
+        estimate = Estimate(bar, 0, experiment)
+        for step in range(1, 31):
+            clock.append(clock[-1] + 5.0)
+            bar.update(step)
+            estimate(Mock(step=step), Mock())
+        assert len(caplog.records) == num_lines
+
+
 def test_the_estimate_is_the_time_that_the_bar_shows(clock, caplog, capsys):
     caplog.set_level(logging.INFO, logger="attnbench")
     bar = ProgressBar(100, 1000, 0, "softmax")
-    estimate = Estimate(bar, 0)
+    estimate = Estimate(bar, 0, "default")
     for step in range(1, 101):
         # The first steps are slower.
         clock.append(clock[-1] + (1.0 if step > 4 else 5.0))
@@ -73,7 +86,7 @@ def test_the_estimate_is_the_time_that_the_bar_shows(clock, caplog, capsys):
         bar.update(later)
         estimate(Mock(step=later), Mock())
     assert len(caplog.records) == 1
-    short = Estimate(ProgressBar(5, 1000, 0, "softmax"), 0)
+    short = Estimate(ProgressBar(5, 1000, 0, "softmax"), 0, "default")
     short(Mock(step=5), Mock())
     assert len(caplog.records) == 1
 

@@ -16,6 +16,7 @@ from attnbench.machine.group import Group, device_type_of, join
 from attnbench.machine.processes import run_alone
 from attnbench.machine.ranks import ALONE, ranks_here
 from attnbench.machine.signals import interruptible
+from attnbench.mixers.recipe import warnings_of
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
 from attnbench.results.job import is_done, run_jobs
@@ -56,6 +57,8 @@ def run(settings: RunSettings) -> Path:
 def _run(settings: RunSettings, group: Group | None = None) -> Path:
     kinds = by_kind(settings)
     run = prepare(replace(settings, evaluations=kinds.of_checkpoints))
+    for line in warnings_of(settings.mixer):
+        log.warning(line)
     # A run that another process trains is not waited for, one that is only evaluated is.
     run_jobs(language_model_jobs(run, group), waits=is_final(run.checkpoints))
     _run_cells(run, settings, kinds)

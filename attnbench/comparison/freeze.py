@@ -137,7 +137,9 @@ def changed_since(comparison: Comparison, frozen: dict[str, Any], claim: dict[st
     now = json.loads(json.dumps(frozen_content(comparison, claim)))
     if "rates_in_full" not in then:
         now.pop("rates_in_full", None)
-    return _difference(without_paths(then), without_paths(now))
+    then, now = without_paths(then), without_paths(now)
+    _forgive_words(comparison, then, now)
+    return _difference(then, now)
 
 
 def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -177,6 +179,21 @@ def described_protocols(comparison: Comparison) -> dict[str, dict[str, Any]]:
 def _trains_text(comparison: Comparison) -> bool:
     """True where a plan trains language models, and not probes alone."""
     return any(search.evaluation == TRAINING for search in comparison.all_searches())
+
+
+def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Take other words of a variant for those that were frozen where they resolve to the same options and cells."""
+    if _difference(then.get("cells"), now["cells"]) is not None:
+        return
+    # In a plan of probes alone no cell is of the language model that these describe.
+    has_text = _trains_text(comparison) or bool(comparison.timed())
+    free = ("words",) if has_text else ("words", "mixers", "model")
+    claims = [content.get("claim") or {} for content in (then, now)]
+    for former, present, entries in ((then, now, free), (*claims, ("words",))):
+        for name, variant in present.get("variants", {}).items():
+            frozen, nothing = former.get("variants", {}).get(name), dict.fromkeys(entries)
+            if frozen is not None and _difference({**frozen, **nothing}, {**variant, **nothing}) is None:
+                variant.update({entry: frozen.get(entry) for entry in entries})
 
 
 def _searches_in_stages(comparison: Comparison) -> bool:

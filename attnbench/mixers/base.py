@@ -7,6 +7,7 @@ Tensors carry their shape as a suffix (`query_BTHK`); the layout at every functi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -69,6 +70,13 @@ class Mixer(nn.Module, ABC):
     needs_output_norm: ClassVar[bool] = False
     """True where the output has no bound of its own: a recurrence without a normaliser sums up as long as it reads."""
 
+    undone_by: ClassVar[dict[str, str]] = {}
+    """Parts around the mixer that make another mixer of it, by option, each with the reason. A recipe and a probe leave
+    them as the yaml has them; who names one gets it, and reports say what it undoes."""
+
+    paper_options: ClassVar[dict[str, Any]] = {}
+    """Options that the paper has otherwise than the yaml and that a report tells, as the paper has them."""
+
     fills_submodules: ClassVar[bool] = False
     """True where `init_weights` fills the submodules too: nobody else asks them for theirs."""
 
@@ -88,6 +96,11 @@ class Mixer(nn.Module, ABC):
         if backend != "auto" and backend not in cls.backends:
             raise UserError(f"attn.backend={backend}: {cls.__name__} has {', '.join(('auto', *cls.backends))}")
         return cls.backends[0] if backend == "auto" else backend
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        """Return True where SiLU is applied to query, key and value, after projection and convolution."""
+        return False
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:

@@ -36,7 +36,6 @@ class DecayedAttention(Mixer):
     Args:
         key_width, value_width: channels a head, K and V.
         shares_keys: one query and one key serve all heads.
-        activation: apply SiLU after projection and convolution.
         scale: factor of the query.
     """
 
@@ -59,7 +58,6 @@ class DecayedAttention(Mixer):
         value_width: int,
         *,
         shares_keys: bool = False,
-        activation: bool = False,
         scale: float = 1.0,
         backend: str,
         rotary_theta: float | None,
@@ -72,6 +70,7 @@ class DecayedAttention(Mixer):
         self.num_heads, self.key_width, self.value_width, self.scale = num_heads, key_width, value_width, scale
         self.backend, self.qk_norm = self.known_backend(backend), qk_norm
         keys, width = key_width if shares_keys else num_heads * key_width, num_heads * value_width
+        activation = self.activates({"conv_size": conv_size})
         self.query_key_value = QueryKeyValue(dim, keys, keys, width, conv_size=conv_size, activation=activation)
         self.query_norm, self.key_norm = head_norm(key_width, qk_norm), head_norm(key_width, qk_norm)
         self.positions = RotaryPositions(key_width, rotary_theta)

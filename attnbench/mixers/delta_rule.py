@@ -1,5 +1,6 @@
 """Shared part of the mixers over the delta rule: from an input to the operator's, and from its output back."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -78,7 +79,12 @@ class DeltaRuleMixer(Mixer):
         self.qk_norm, self.max_beta, self.num_steps = qk_norm, max_beta, num_steps
         key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
         self.query_key_value = QueryKeyValue(
-            dim, key_width, num_steps * key_width, num_steps * width, conv_size=conv_size, activation=True
+            dim,
+            key_width,
+            num_steps * key_width,
+            num_steps * width,
+            conv_size=conv_size,
+            activation=self.activates({"conv_size": conv_size}),
         )
         if decay_init is not None:
             self.decay = Projection(dim, self.num_heads)
@@ -88,6 +94,10 @@ class DeltaRuleMixer(Mixer):
         self.positions = RotaryPositions(head_width, rotary_theta)
         self.norm = head_norm(self.value_width, output_norm)
         self.output = GatedOutput(dim, width, gate=output_gate)
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return True
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:

@@ -38,7 +38,6 @@ class DiagonalMixer(Mixer):
         value_expansion: channels of value a head, V, as a multiple of head_width, K.
         rotary_theta, conv_size, output_norm, output_gate: as in attnbench.mixers.around.
         gate_rank: of the output gate, a product of two narrow matrices; None: one of full rank.
-        activation: apply SiLU to query, key and value after the convolution.
         norm_eps: added to the mean square in the output norm.
     """
 
@@ -62,7 +61,6 @@ class DiagonalMixer(Mixer):
         output_norm: bool,
         output_gate: Gate,
         gate_rank: int | None = None,
-        activation: bool = False,
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
@@ -70,6 +68,7 @@ class DiagonalMixer(Mixer):
         self.value_width = expanded(head_width, value_expansion)
         self.backend = self.known_backend(backend)
         key_width, width = self.num_heads * head_width, self.num_heads * self.value_width
+        activation = self.activates({"conv_size": conv_size})
         self.query_key_value = QueryKeyValue(
             dim, key_width, key_width, width, conv_size=conv_size, activation=activation
         )

@@ -36,6 +36,9 @@ class EFLA(DeltaRuleMixer):
     """
 
     needs_qk_norm: ClassVar[bool] = False
+    undone_by: ClassVar[dict[str, str]] = {
+        "qk_norm": "with keys of unit length its exact step is a delta rule's, of strength 1 - exp(-b)"
+    }
 
     def __init__(
         self,

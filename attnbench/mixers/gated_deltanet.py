@@ -1,6 +1,6 @@
 """Gated DeltaNet: a memory that decays, and in which each key overwrites what it points to."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.decay import DecayInit
@@ -38,6 +38,7 @@ class GatedDeltaNet(DeltaRuleMixer):
     """
 
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"log_decay_rate", "decay_bias"})
+    paper_options: ClassVar[dict[str, Any]] = {"value_expansion": 2}
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Gated linear attention: a sum of keys times values of which every key channel forgets at a pace of its own."""
 
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ class GatedLinearAttention(DiagonalMixer):
     """
 
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"decay_bias"})
+    paper_options: ClassVar[dict[str, Any]] = {"value_expansion": 2}
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class HGRN2(DiagonalMixer):
     """
 
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"decay_bias"})
+    undone_by: ClassVar[dict[str, str]] = {"qk_norm": "a key that is normed is no longer 1 - a"}
 
     def __init__(
         self,

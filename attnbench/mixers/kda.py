@@ -1,5 +1,6 @@
 """Kimi Delta Attention: a memory whose key channels decay each at its own pace, and in which each key overwrites."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -85,7 +86,6 @@ class KimiDeltaAttention(DiagonalMixer):
             output_norm=output_norm,
             output_gate=output_gate,
             gate_rank=value_width if gate_rank is None else gate_rank,
-            activation=True,
         )
         check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
         self.decay_init: DecayInit = decay_init
@@ -95,6 +95,10 @@ class KimiDeltaAttention(DiagonalMixer):
         self.log_decay_rate = nn.Parameter(torch.empty(self.num_heads, 1))
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads, head_width))
         self._add_strengths(dim)
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return True
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:

@@ -1,5 +1,6 @@
 """Mamba-2: a state space whose step size the input chooses, in the form of attention with a decay."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -72,7 +73,6 @@ class Mamba2(DecayedAttention):
             state_width,
             head_width,
             shares_keys=True,
-            activation=True,
             backend=backend,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
@@ -86,6 +86,10 @@ class Mamba2(DecayedAttention):
         self.step_bias = nn.Parameter(torch.empty(self.num_heads))
         self.log_decay_rate = nn.Parameter(torch.empty(self.num_heads))
         self.skip = nn.Parameter(torch.empty(self.num_heads))
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return True
 
     @classmethod
     def widths(cls, options: dict[str, Any]) -> tuple[int, float]:

@@ -1,6 +1,7 @@
 """Mamba-3: Mamba-2 with a better rule of integration, turning keys and no convolution."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -98,6 +99,7 @@ class Mamba3(DecayedAttention):
 
     is_packed: ClassVar[bool] = False
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"decay_bias", "step_bias", "skip"})
+    undone_by: ClassVar[dict[str, str]] = {"conv_size": "its rule of two positions replaces the convolution"}
 
     def __init__(
         self,
@@ -121,7 +123,6 @@ class Mamba3(DecayedAttention):
             state_width,
             head_width,
             shares_keys=True,
-            activation=conv_size > 0,
             backend=backend,
             rotary_theta=rotary_theta,
             conv_size=conv_size,
@@ -140,6 +141,10 @@ class Mamba3(DecayedAttention):
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
         self.step_bias = nn.Parameter(torch.empty(self.num_heads))
         self.skip = nn.Parameter(torch.empty(self.num_heads))
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("conv_size", 0) > 0
 
     @classmethod
     def widths(cls, options: dict[str, Any]) -> tuple[int, float]:

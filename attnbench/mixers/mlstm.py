@@ -1,5 +1,6 @@
 """mLSTM: a matrix memory written by an exponential gate, forgotten by another, and read through a normaliser."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -85,7 +86,6 @@ class MLSTM(DecayedAttention):
             head_count(num_heads, dim, head_width),
             head_width,
             expanded(head_width, value_expansion),
-            activation=True,
             scale=head_width**-0.5,
             backend=backend,
             rotary_theta=rotary_theta,
@@ -98,6 +98,10 @@ class MLSTM(DecayedAttention):
         self.decay_init: DecayInit = decay_init
         self.decay, self.write = Projection(dim, self.num_heads), Projection(dim, self.num_heads)
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return True
 
     @classmethod
     def widths(cls, options: dict[str, Any]) -> tuple[int, float]:

@@ -1,10 +1,11 @@
 """Recipes: the parts around a mixer, asked of every mixer in the same words.
 
-A recipe names no mixer. A mixer's class says what it needs (`has_order`, `needs_qk_norm`, `needs_output_norm`), its
-yaml what its paper has.
+A recipe names no mixer. A mixer's class says what it needs (`has_order`, `needs_qk_norm`, `needs_output_norm`) and what
+would make another mixer of it (`undone_by`), its yaml what its paper has.
 """
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +22,8 @@ OWN, NEEDED = "own", "needed"
 
 
 def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, Any]:
-    """Return the options that a recipe gives a mixer, among those that the mixer has.
+    """Return the options that a recipe gives a mixer, among those that the mixer has; a part that would undo the mixer
+    stays as its yaml has it.
 
     Raises:
         UserError: `needed` of a part that no mixer's class speaks of.
@@ -30,19 +32,39 @@ def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, An
     known = inspect.signature(cls).parameters
     asked = {name: value for name, value in _parts(recipe).items() if name in known}
     in_yaml = {name: mixer.options.get(name, known[name].default) for name in asked}
-    return {name: in_yaml[name] if value == OWN else _value(cls, name, value) for name, value in asked.items()}
+    kept = {name for name, value in asked.items() if value == OWN or name in cls.undone_by}
+    return {name: in_yaml[name] if name in kept else _value(cls, name, value) for name, value in asked.items()}
 
 
 def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[str]:
-    """List the parts that a recipe asks for and the mixer, or one of a hybrid's, has no setting for."""
+    """List the parts that a recipe asks for and the mixer, or one of a hybrid's, has no setting for, or stays without
+    because they would undo it."""
     if recipe is None:
         return []
     if is_hybrid(mixer):
         return sorted({name for part in parts_of(mixer).values() for name in not_applicable(part, recipe)})
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
-    lacking = {name: value for name, value in _parts(recipe).items() if name not in known and value != OWN}
+    without = {name for name in cls.undone_by if is_off(mixer.options.get(name))}
+    asked = {name: value for name, value in _parts(recipe).items() if value != OWN}
+    lacking = {name: value for name, value in asked.items() if name not in known or name in without}
     return sorted(name for name, value in lacking.items() if not is_off(_value(cls, name, value)))
+
+
+def undone(cls: type[Mixer], options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that are switched on and undo a mixer, each with the reason."""
+    return {name: reason for name, reason in cls.undone_by.items() if not is_off(options.get(name))}
+
+
+def warnings_of(mixer: MixerSettings) -> list[str]:
+    """Write a line for each option that is switched on and undoes the mixer, or one of a hybrid's."""
+    if is_hybrid(mixer):
+        return [line for part in parts_of(mixer).values() for line in warnings_of(part)]
+    cls = resolve(mixer.target, Mixer)
+    return [
+        f"attn.{name}={mixer.options[name]}: undoes {cls.__name__}, {reason}"
+        for name, reason in undone(cls, mixer.options).items()
+    ]
 
 
 def is_off(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Simple gated linear attention: a memory that every head forgets as fast as the input says."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -70,7 +71,6 @@ class SimpleGLA(DecayedAttention):
             head_count(num_heads, dim, head_width),
             head_width,
             expanded(head_width, value_expansion),
-            activation=True,
             scale=head_width**-0.5,
             backend=backend,
             rotary_theta=rotary_theta,
@@ -83,6 +83,10 @@ class SimpleGLA(DecayedAttention):
         self.decay_init: DecayInit = decay_init
         self.decay = Projection(dim, self.num_heads)
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return True
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:

@@ -263,6 +263,16 @@ def test_a_rate_chosen_by_another_search_than_was_frozen_shows():
     assert said({**freeze, "rates_in_full": "any"}, two, three).endswith("before the first score.")
 
 
+def test_other_words_for_the_same_options_are_no_change(frozen_plan, text):
+    given = settings(text, frozen_plan.parent)
+    # A probe wishes these four taps.
+    given.plan.variants = {**given.plan.variants, "plain": ["attn=linear", "attn.conv_size=4"]}
+    assert freezing.check_frozen(Comparison(given, compose_once))
+    given.plan.variants["plain"] = ["attn=linear", "attn.conv_size=2"]
+    with pytest.raises(UserError, match=r"variants\.plain\.words was frozen as"):
+        freezing.check_frozen(Comparison(given, compose_once))
+
+
 def test_a_rule_that_is_changed_after_freezing_is_refused(frozen_plan, text, monkeypatch):
     monkeypatch.setattr(solving, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
     with pytest.raises(UserError, match=r"protocols\.copy\.id was frozen as"):

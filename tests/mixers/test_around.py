@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mixer_building import assert_near, build, example_input, mixer_names
+from mixer_building import assert_near, build, example_input, mixer_names, read
 from torch import nn
 
 GATES = {
@@ -30,3 +30,11 @@ def test_an_output_is_normed_by_heads_then_gated_then_projected(name, gate):
     gated = normed.flatten(2) * (GATES[gate](mixer.output.gate(x)) if gate != "none" else 1)
     assert_near(mixer(x)[0], gated @ mixer.output.projection.weight.mT, 1e-10)
     assert (mixer.output.gate is None) == (gate == "none")
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_activation_is_what_the_class_says(name):
+    cls, options = read(name)
+    for conv_size in {0, 4} if "conv_size" in options else ():
+        layer = getattr(build(name, conv_size=conv_size), "query_key_value", None)
+        assert cls.activates({**options, "conv_size": conv_size}) == (layer is not None and layer.activation)

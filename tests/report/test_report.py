@@ -18,6 +18,7 @@ from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experi
 from scripts_here import run_here
 from small import identity_of
 
+from attnbench.mixers.mamba3 import Mamba3
 from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
 from attnbench.report.charts.look import to_png, to_svg
 from attnbench.report.charts.pictures import picture, table_of_singles
@@ -26,7 +27,7 @@ from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.differences import difference_section
-from attnbench.report.sections.surroundings import ALIKE, surroundings, surroundings_table
+from attnbench.report.sections.surroundings import ACTIVATION, ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
     devices,
@@ -723,6 +724,35 @@ def test_what_differs_around_the_mixers_is_a_sentence():
     assert surroundings_table([row()]) is None
 
 
+def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
+    def measured(variant, mixer, **options):
+        identity = dataclasses.replace(row().identity, variant=variant, mixer=mixer, evaluation="recall")
+        return dataclasses.replace(row(settings={MIXER_OPTIONS: options}), identity=identity)
+
+    rows = [
+        measured("softmax", "Softmax", conv_size=4),
+        measured("delta", "GatedDeltaNet", conv_size=4, value_expansion=1),
+        measured("mamba3", "Mamba3", conv_size=4),
+        measured("retnet", "RetNet", conv_size=4, value_expansion=2),
+    ]
+    assert surroundings(rows) == [
+        f"The variants differ in {ACTIVATION} (none: softmax, retnet; silu: delta, mamba3); "
+        "value_expansion (1: delta; 2: retnet; has none: softmax, mamba3).",
+        f"conv_size (4) undoes the mixer of mamba3: {Mamba3.undone_by['conv_size']}.",
+        "value_expansion is 1 for delta, where the mixer's paper has 2.",
+    ]
+    # Without a convolution Mamba-3 has no activation either, and nothing undoes it.
+    bare = [measured("mamba3", "Mamba3", conv_size=0), measured("softmax", "Softmax", conv_size=0)]
+    assert surroundings(bare) == [ALIKE]
+    hybrid = measured("both", "Mamba2+Softmax", conv_size=4)
+    assert f"{ACTIVATION} (silu and none: both; none: softmax)" in surroundings([hybrid, rows[0]])[0]
+    table = surroundings_table(rows)
+    assert table.headers[-1] == ACTIVATION
+    assert {line[0]: line[-1] for line in table.lines} == {
+        **{"softmax": "none", "delta": "silu", "mamba3": "silu", "retnet": "none"}
+    }
+
+
 def test_what_stands_around_each_variant_is_a_table():
     def row_with(variant, evaluation, **options):
         identity = dataclasses.replace(row().identity, variant=variant, evaluation=evaluation)
@@ -735,10 +765,12 @@ def test_what_stands_around_each_variant_is_a_table():
     ]
     table = surroundings_table(rows)
     assert table is not None
-    assert table.headers == ["Variant", "In", "rotary theta", "conv size", "qk norm", "output norm", "output gate"]
+    parts = ["rotary theta", "conv size", "qk norm", "output norm", "output gate", ACTIVATION]
+    assert table.headers == ["Variant", "In", *parts]
+    # The class of softmax stands in all these rows, which applies nothing.
     assert table.lines == [
-        ["linear", "copy", "none", "0", "on", "has none", "none"],
-        ["softmax", "recall and copy", "10,000", "4", "has none", "has none", "silu"],
+        ["linear", "copy", "none", "0", "on", "has none", "none", "none"],
+        ["softmax", "recall and copy", "10,000", "4", "has none", "has none", "silu", "none"],
     ]
 
 

@@ -10,10 +10,10 @@ from recipe_table import PARTS, RECIPES, recipe, recipe_tables
 
 from attnbench.cli.compose import compose
 from attnbench.evals.runners.prepare_probe import prepare_probe
-from attnbench.mixers.recipe import not_applicable, recipe_options
+from attnbench.mixers.recipe import not_applicable, recipe_options, warnings_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF, RecipeSettings
-from attnbench.training.prepare import prepare, row_settings
+from attnbench.training.prepare import prepare, recipe_settings, row_settings
 
 DEMO = ["experiment=demo", "device=cpu", "eval=[recall]", "eval.recall.preset=small", "eval.recall.cells=null"]
 
@@ -82,6 +82,43 @@ def test_parts_that_a_mixer_cannot_have_are_listed_in_its_rows():
     ]
     assert not_applicable(mixer, recipe("bare")) == []
     assert not_applicable(mixer, None) == []
+
+
+UNDONE = [("efla", "qk_norm", "true"), ("hgrn2", "qk_norm", "true"), ("mamba3", "conv_size", "4")]
+"""Mixers with a part that undoes them, and its value."""
+
+
+@pytest.mark.parametrize(("mixer", "part", "value"), UNDONE)
+def test_a_recipe_leaves_out_a_part_that_undoes_the_mixer_and_its_rows_say_so(mixer, part, value):
+    settings = compose([*DEMO, f"attn={mixer}", "recipe=equipped"])
+    _, [job, *_] = prepare_probe(settings, settings.evaluations[0])
+    for built in (settings.mixer, job.mixers[0]):
+        assert not built.options[part]
+    assert row_settings(prepare(settings))["not_applicable"] == [part]
+    assert recipe_settings(job.settings, job.not_applicable)["not_applicable"] == [part]
+    assert warnings_of(settings.mixer) == []
+
+
+@pytest.mark.parametrize(("mixer", "part", "value"), UNDONE)
+def test_who_names_a_part_that_undoes_the_mixer_gets_it_and_is_told(mixer, part, value):
+    settings = compose([*DEMO, f"attn={mixer}", "recipe=equipped", f"attn.{part}={value}"])
+    _, [job, *_] = prepare_probe(settings, settings.evaluations[0])
+    assert settings.mixer.options[part] == job.mixers[0].options[part] == yaml.safe_load(value)
+    assert "not_applicable" not in row_settings(prepare(settings))
+    [line] = warnings_of(settings.mixer)
+    assert line.startswith(f"attn.{part}={yaml.safe_load(value)}: undoes ")
+
+
+def test_a_probe_does_not_wish_for_a_convolution_that_undoes_the_mixer():
+    of_run, of_probe = options("attn=mamba3")
+    assert (of_run["conv_size"], of_probe["conv_size"]) == (0, 0)
+    _, named = options("attn=mamba3", "attn.conv_size=4")
+    assert named["conv_size"] == 4
+
+
+def test_plan_mixers_names_the_parts_that_undo_a_mixer_as_its_published_page_has_them():
+    variants = yaml.safe_load((Path(CONF) / "plan" / "mixers.yaml").read_text())["variants"]
+    assert all(f"attn.{part}={value}" in variants[mixer] for mixer, part, value in UNDONE)
 
 
 @pytest.mark.parametrize(

@@ -92,19 +92,26 @@ def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Tas
 
 def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
     """The variant's mixer at the task's head width, with its wishes; and the parts wished that it, or one of a hybrid's
-    mixers, has no setting for.
+    mixers, has no setting for or stays without, as they would undo it.
 
     What the variant names, its number of heads or their width too, wins over the wishes, and these over the yaml.
     """
     lacking: set[str] = set()
 
     def apply(mixer: MixerSettings, prefix: str) -> MixerSettings:
-        known, given = inspect.signature(resolve(mixer.target, Mixer)).parameters, mixer.options
+        cls, given = resolve(mixer.target, Mixer), mixer.options
+        known = inspect.signature(cls).parameters
         named = {name: value for name, value in given.items() if prefix + name in settings.named_options}
         shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
         kept = {name: value for name, value in given.items() if name != "head_width"}
-        wishes = {name: value for name, value in task.mixer_options.items() if name in known}
-        lacking.update(name for name, value in task.mixer_options.items() if name not in known and not is_off(value))
+        # What would undo a mixer stays as its yaml has it.
+        undoing = cls.undone_by.keys() - named.keys()
+        wishes = {name: value for name, value in task.mixer_options.items() if name in known and name not in undoing}
+        lacking.update(
+            name
+            for name, value in task.mixer_options.items()
+            if not is_off(value) and (name not in known or (name in undoing and is_off(given.get(name))))
+        )
         return replace(mixer, options={**kept, **shape, **wishes, **named})
 
     return each(settings.mixer, apply), sorted(lacking)

@@ -3,20 +3,29 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
+import yaml
+
+from attnbench.mixers.base import Mixer
+from attnbench.mixers.recipe import undone
 from attnbench.report.sections import words
 from attnbench.report.sections.verdicts import MANY
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
-from attnbench.settings.schema import RecipeSettings
+from attnbench.settings.registry import resolve
+from attnbench.settings.schema import CONF, RecipeSettings
 
 PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "name")
 """Options of mixers that are parts around them."""
 
 Options = dict[str, tuple[str, dict[str, Any]]]
 """Mixer and options by variant."""
+
+ACTIVATION = "activation of query, key and value"
+"""Name of what a mixer's class applies to them, after projection and convolution: no option, and compared as one."""
 
 OFF = {"none", "0", "off"}
 """Values, as shown, of a part that is switched off: as good as a mixer that has no such part."""
@@ -45,7 +54,8 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     """Say in which options that several mixers have their variants differ; evaluations that agree have one sentence.
 
     An option that one mixer alone has is part of that mixer, unless it is one of PARTS; one that a mixer has not is
-    listed as such.
+    listed as such. Further sentences name the parts that undo a mixer, and options in which a variant differs from its
+    mixer's paper in a way that its class declares.
 
     Returns:
         No sentence where the rows do not carry their options, as former ones do not.
@@ -68,7 +78,7 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     told = [(names, "; ".join(map(_groups_text, _differing(known)))) for names, known in ordered]
     where = "In {} the" if len(groups) > 1 else "The"
     texts = [f"{where.format(words.listed(names))} variants differ in {text}." for names, text in told if text]
-    return texts or [ALIKE]
+    return [*(texts or [ALIKE]), *_undone(options), *_beside_papers(options)]
 
 
 def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
@@ -76,12 +86,13 @@ def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
     lines: dict[tuple[str, ...], list[str]] = {}
     for evaluation, by_variant in _options(rows).items():
         for variant, (_, options) in by_variant.items():
-            values = (_shown(options[name]) if name in options else "has none" for name in PARTS)
+            values = [_shown(options[name]) if name in options else "has none" for name in PARTS]
+            values.append(_shown(options.get(ACTIVATION, "unknown")))
             lines.setdefault((variant, *values), []).append(evaluation)
     if not lines:
         return None
     return Table(
-        headers=["Variant", "In", *(name.replace("_", " ") for name in PARTS)],
+        headers=["Variant", "In", *(name.replace("_", " ") for name in (*PARTS, ACTIVATION))],
         lines=[[variant, words.listed(names), *values] for (variant, *values), names in sorted(lines.items())],
         num_labels=2,
     )
@@ -96,8 +107,56 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
             by_variant = by_evaluation.setdefault(split_name(identity.evaluation)[0], {})
             if identity.variant not in by_variant:
                 of_layers = options if isinstance(options, list) else [options]
-                by_variant[identity.variant] = identity.mixer, _of_all_layers(of_layers)
+                joined = _of_all_layers(of_layers)
+                by_variant[identity.variant] = identity.mixer, {**joined, **_activation(identity.mixer, joined)}
     return by_evaluation
+
+
+@cache
+def _classes() -> dict[str, type[Mixer]]:
+    """Find this package's mixers by the name of their class, which rows have."""
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((CONF / "attn").glob("*.yaml"))]
+    targets = [target for content in files if (target := content["_target_"]).startswith("attnbench.mixers.")]
+    return {cls.__name__: cls for cls in (resolve(target, Mixer) for target in targets)}
+
+
+def _known(mixer: str) -> list[type[Mixer]]:
+    """List the classes of a row's mixer, of a hybrid all; empty where one of them is from elsewhere."""
+    names = mixer.split("+")
+    return [_classes()[name] for name in names] if all(name in _classes() for name in names) else []
+
+
+def _activation(mixer: str, options: dict[str, Any]) -> dict[str, str]:
+    """Return what the classes of a mixer apply to query, key and value; empty where one of them is not known."""
+    shown = dict.fromkeys("silu" if cls.activates(options) else "none" for cls in _known(mixer))
+    return {ACTIVATION: words.listed(shown)} if shown else {}
+
+
+def _undone(options: dict[str, Options]) -> list[str]:
+    """Name the variants with a part that undoes their mixer, and the reason."""
+    found = {
+        f"{name} ({_shown(given[name])}) undoes the mixer of {variant}: {reason}.": None
+        for by_variant in options.values()
+        for variant, (mixer, given) in by_variant.items()
+        for cls in _known(mixer)
+        for name, reason in undone(cls, given).items()
+    }
+    return list(found)
+
+
+def _beside_papers(options: dict[str, Options]) -> list[str]:
+    """Name the options in which variants differ from the paper of their mixer, as its class declares them."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for by_variant in options.values():
+        for variant, (mixer, given) in by_variant.items():
+            for cls in _known(mixer):
+                for name, value in cls.paper_options.items():
+                    if name in given and given[name] != value:
+                        found.setdefault((name, _shown(given[name]), _shown(value)), {})[variant] = None
+    return [
+        f"{name} is {own} for {words.listed(variants)}, where the mixer's paper has {paper}."
+        for (name, own, paper), variants in found.items()
+    ]
 
 
 def _of_all_layers(options: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import gc
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -39,6 +39,9 @@ ACCURACY = Primary(metric="accuracy", kind="accuracy", margin=0.01)
 
 SPREADS = {"nats": 0.0073, "accuracy": 0.01}
 """Standard deviation of paired differences, by kind."""
+
+FAILURE = 0.9
+"""Difference of accuracies at a seed that one of two variants alone solves."""
 
 Family = list[tuple[Primary, int, int]]
 """Primary metric, number of pairs with the reference (of variants, where all pairs are compared), and seeds of each."""
@@ -162,6 +165,7 @@ def simulate(num_draws: int) -> Iterator[Result]:
     yield power(num_draws)
     yield from detected(num_draws)
     yield from false_equivalence(min(num_draws, 2_000))
+    yield from failing_seeds(min(num_draws, 2_000))
     yield from equivalence(num_draws)
     yield from coverage(num_draws)
 
@@ -237,10 +241,7 @@ def detected(num_draws: int) -> Iterator[Result]:
 
 
 def false_equivalence(num_draws: int) -> Iterator[Result]:
-    """Share of families in which variants that differ by the margin, or by more, come out equivalent.
-
-    The last may, and always does: a test knows no failures but those that were seen.
-    """
+    """Share of families in which variants that differ by the margin come out equivalent."""
     for primary in (NATS, ACCURACY):
         for num_pairs, num_seeds in ((9, 10), (42, 12)):
             rng, wrong = np.random.default_rng(8), 0
@@ -250,12 +251,55 @@ def false_equivalence(num_draws: int) -> Iterator[Result]:
             title = f"differences of the margin come out equivalent in any of {num_pairs} pairs, {num_seeds} seeds"
             share = wrong / num_draws
             yield Result(title=f"{title}, {primary.kind}", share=share, high=SIGNIFICANCE, num_draws=num_draws)
-    rng, wrong = np.random.default_rng(9), 0
-    for _ in range(num_draws):
-        draws = np.where(rng.random((9, 10)) < 0.05, -0.95, rng.normal(0, 0.001, (9, 10)))
-        wrong += any(equivalent([_pair(ACCURACY, draw) for draw in draws]))
-    title = "variants of which every twentieth seed fails come out equivalent in any of 9 pairs, 10 seeds, accuracy"
-    yield Result(title=title, share=wrong / num_draws, num_draws=num_draws)
+
+
+def failing_seeds(num_draws: int) -> Iterator[Result]:
+    """Share of verdicts and intervals that hold where every 12th or 20th seed of one variant of a pair fails.
+
+    A sentence is about the seeds that solve the task where all that were seen do (`Pair.condition`): then it is held
+    against the difference of such seeds, otherwise against that of all seeds. The rows without a bound read the same
+    numbers as of all seeds, which the sentences do not say.
+    """
+    for every, (num_pairs, num_seeds) in ((12, (42, 12)), (20, (9, 10))):
+        name = f"every {every}th seed of a variant fails, {num_seeds} seeds"
+        rng, wrong = np.random.default_rng(9), 0
+        for _ in range(num_draws):
+            pairs = _with_failures(rng, ACCURACY.margin, every, (num_pairs, num_seeds))
+            same = equivalent(pairs)
+            wrong += any(it and pair.condition for it, pair in zip(same, pairs, strict=True))
+        title = (
+            f"{name}: differences of the margin come out equivalent of seeds that solve it, any of {num_pairs} pairs"
+        )
+        yield Result(title=title, share=wrong / num_draws, high=SIGNIFICANCE, num_draws=num_draws)
+        pairs = _with_failures(rng, 0.0, every, (num_draws, num_seeds))
+        share = sum(it.is_equivalent for pair in pairs for it in judge([pair])) / num_draws
+        title = f"{name}: equal where solved, and equivalent if read as of all seeds, 1 pair"
+        yield Result(title=title, share=share, num_draws=num_draws)
+        of_all = FAILURE / every
+        said, read = 0, 0
+        for pair in pairs:
+            low, high = pair.test.interval(pair.differences, 1 - SIGNIFICANCE, resolution=pair.resolution)
+            read += low <= of_all <= high
+            said += low <= (0.0 if pair.condition else of_all) <= high
+        title = f"{name}: interval of a difference of accuracies, of the seeds that it is said to be of"
+        yield Result(title=title, share=said / num_draws, low=0.93, num_draws=num_draws)
+        title = f"{name}: interval of a difference of accuracies, read as of all seeds"
+        yield Result(title=title, share=read / num_draws, num_draws=num_draws)
+
+
+def _with_failures(rng: np.random.Generator, given: float, every: int, shape: tuple[int, int]) -> list[Pair]:
+    """Draw pairs whose first variant solves its task and whose second fails with every so many-th seed.
+
+    Args:
+        given: mean difference of the seeds that both solve.
+        shape: number of pairs and of seeds.
+    """
+    fails = rng.random(shape) < 1 / every
+    differences = np.where(fails, FAILURE, rng.normal(given, SPREADS["accuracy"] / 4, shape))
+    return [
+        replace(_pair(ACCURACY, row), solved=(shape[1], shape[1] - int(failed.sum())))
+        for row, failed in zip(differences, fails, strict=True)
+    ]
 
 
 def equivalence(num_draws: int) -> Iterator[Result]:

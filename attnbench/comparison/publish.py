@@ -38,9 +38,11 @@ from attnbench.verdict.summary import summary
 
 READING = (
     "A difference of accuracies is the better one's less the other's, and where neither is better the first one's less "
-    "the second's. Of perplexity it is how far the variant's is from the reference's, in percent of the reference's. "
-    "Better or worse without a word on the margin: the difference is real, and whether it is more than matters is "
-    "open. [Protocol](../../protocol.md#verdicts) has the terms and the tests."
+    "the second's; in the same order stand the numbers of seeds that solve the task. Where all seeds of both do, or "
+    "none, the difference is of such seeds, and nothing tests how often a seed fails. Of perplexity it is how far the "
+    "variant's is from the reference's, in percent of the reference's. Better or worse without a word on the margin: "
+    "the difference is real, and whether it is more than matters is open. [Protocol](../../protocol.md#verdicts) has "
+    "the terms and the tests."
 )
 """Paragraph of a comparison's page on its sentences."""
 
@@ -298,8 +300,9 @@ def _comparison_tables(inputs: Inputs) -> list[str | Table]:
         return [*factorial_tables(factorial, inputs.figures, inputs.primaries)]
     return [
         summary_table(summary(inputs.figures, inputs.verdicts, protocol.variants), with_intervals=True),
-        "Brackets are 95 % intervals over seeds, of accuracies Clopper and Pearson's, of others Student's; for timings "
-        "the 20th and 80th percentile. Bold is better than every other variant.",
+        "Brackets are Student's 95 % intervals over seeds; for timings the 20th and 80th percentile. Behind accuracies "
+        "stand the lowest and the highest seed, and how many seeds solve the task. Bold is better than every other "
+        "variant.",
     ]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
-from attnbench.results.numbers import format_interval
 from attnbench.results.rows import TEST_OF_BEST, Identity, ResultRow
 from attnbench.results.tables import MetricColumn, Table, TableCell, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
@@ -101,9 +100,9 @@ def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
 
 
 def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:
-    interval = format_interval(entry.figure.low, entry.figure.high) if with_interval and entry.figure else ""
+    spread = entry.spread if with_interval or (entry.figure and entry.figure.has_range) else ""
     without = entry.figure.without if entry.figure else ""
-    notes = tuple(filter(None, (interval, without)))
+    notes = tuple(filter(None, (spread, without)))
     return TableCell(text=entry.text, notes=notes, mark="best" if entry.is_best else "")
 
 

@@ -192,7 +192,8 @@ def _pair(evaluation: str, primary: Primary, first: str, second: str, over_seeds
         empty = pair_of(evaluation, primary, first, second, {})
         return replace(empty, obstacle=f"{evaluation} has no setting in common")
     hardest = max(both, key=lambda group: primary.hardness(group[first].settings), default={})
-    return pair_of(evaluation, primary, first, second, hardest)
+    of_it = [figure for figure in over_seeds if figure.evaluation == evaluation]
+    return pair_of(evaluation, primary, first, second, hardest, of_it)
 
 
 def _seeds_text(pair: Pair, over_seeds: Sequence[Figure]) -> str:
@@ -237,7 +238,7 @@ def _outcome(verdict: Verdict) -> str:
     if verdict.winner is not None:
         return verdict.outcome
     if verdict.is_equivalent:
-        return "equivalent"
+        return f"equivalent{words.of_seeds(verdict)}"
     return verdict.reason or f"undecided ({words.seeds_text(verdict)})"
 
 

@@ -41,7 +41,7 @@ def judge_control(
     for evaluation in primaries.keys() & names.keys():
         of_it = [figure for figure in over_seeds if figure.evaluation == evaluation]
         measured = primary_figures(of_it, primaries[evaluation], [reference, CONTROL])
-        pairs.append(pair_of(evaluation, primaries[evaluation], CONTROL, reference, measured))
+        pairs.append(pair_of(evaluation, primaries[evaluation], CONTROL, reference, measured, of_it))
     return judge(sorted(pairs, key=lambda pair: list(primaries).index(pair.evaluation)))
 
 

@@ -150,18 +150,6 @@ def by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]
     return {name: figure for figure in hardest.values() for name in figure.names}
 
 
-def solved_by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]:
-    """Find the figure of the seeds solved of each variant, at the setting of `by_variant`."""
-    hardest = next(iter(by_variant(figures, primary).values()), None)
-    names = [name.removeprefix("-") for name in primary.hardest]
-
-    def is_there(figure: Figure) -> bool:
-        return hardest is not None and all(figure.settings.get(name) == hardest.settings.get(name) for name in names)
-
-    solved = [figure for figure in figures if figure.metric == "solved" and is_there(figure)]
-    return {name: figure for figure in solved for name in figure.names}
-
-
 def _obstacle(figure: Figure | None) -> str:
     """Say why a corner has no nats that effects could be of; empty where it has."""
     if figure is None:

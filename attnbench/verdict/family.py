@@ -15,6 +15,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
+from attnbench.verdict.axes import is_chance
 from attnbench.verdict.power import MAX_SEEDS
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import MCNEMAR, SIGN_FLIP, STUDENT, PairedTest
@@ -41,6 +42,8 @@ class Pair:
     """The seeds of the differences."""
     resolution: float = NATS_RESOLUTION
     """Step of the scores."""
+    solved: tuple[int, int] | None = None
+    """Number of these seeds that solve the task, of the first and of the second; None where no row says it."""
     failed: tuple[str, ...] = ()
     """Variants of the two with diverged seeds, which count as chance."""
     obstacle: str = ""
@@ -50,6 +53,14 @@ class Pair:
     def test(self) -> PairedTest:
         """The test of the metric's kind."""
         return TESTS[self.primary.kind]
+
+    @property
+    def condition(self) -> str:
+        """Words for the seeds that the differences speak of, where all seeds of both came out alike: they say nothing
+        of how often a seed fails, as no failure, or nothing else, was seen."""
+        if self.solved is None or not self.seeds or self.solved not in ((0, 0), (len(self.seeds),) * 2):
+            return ""
+        return "seeds that solve it" if self.solved[0] else "seeds that do not solve it"
 
     @property
     def spread(self) -> float:
@@ -85,7 +96,7 @@ def family(
         of_it = [figure for figure in figures if figure.evaluation == evaluation]
         here = [(first, second) for where, first, second in names if where == evaluation]
         measured = primary_figures(of_it, primary, list({name for pair in here for name in pair}))
-        pairs += [pair_of(evaluation, primary, first, second, measured) for first, second in here]
+        pairs += [pair_of(evaluation, primary, first, second, measured, of_it) for first, second in here]
     return pairs
 
 
@@ -174,8 +185,37 @@ def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Seque
     return max(groups, key=lambda group: primary.hardness(next(iter(group.values())).settings), default={})
 
 
-def pair_of(evaluation: str, primary: Primary, first: str, second: str, measured: Mapping[str, Figure]) -> Pair:
-    """Make the pair of two variants from their figures."""
+def solved_beside(score: Figure, primary: Primary, figures: Sequence[Figure]) -> Figure | None:
+    """Find the seeds solved that a score decides, the primary metric at its hardest; None where there are none.
+
+    Args:
+        figures: of the score's evaluation.
+    """
+    of_variant = [it for it in figures if it.variant == score.variant]
+    for solved in (it for it in of_variant if it.metric == "solved"):
+        place = {name: value for name, value in solved.settings.items() if not is_chance(name)}
+        decide = [
+            it for it in of_variant if primary.takes(it.metric, it.settings) and place.items() <= it.settings.items()
+        ]
+        hardest = max(decide, key=lambda it: primary.hardness(it.settings), default=None)
+        if hardest is not None and (hardest.metric, hardest.settings) == (score.metric, score.settings):
+            return solved
+    return None
+
+
+def pair_of(
+    evaluation: str,
+    primary: Primary,
+    first: str,
+    second: str,
+    measured: Mapping[str, Figure],
+    figures: Sequence[Figure] = (),
+) -> Pair:
+    """Make the pair of two variants from their figures.
+
+    Args:
+        figures: of the evaluation, among which are those of the seeds solved.
+    """
     settings = next(iter(measured.values())).settings if measured else primary.settings
     empty = Pair(evaluation=evaluation, primary=primary, settings=settings, first=first, second=second)
     for name in (first, second):
@@ -191,5 +231,16 @@ def pair_of(evaluation: str, primary: Primary, first: str, second: str, measured
         differences=tuple(scores[0][seed] - scores[1][seed] for seed in seeds),
         seeds=tuple(seeds),
         resolution=NATS_RESOLUTION if primary.kind == "nats" else 1 / num_items if num_items else 0.01,
+        solved=_num_solved([measured[name] for name in (first, second)], primary, figures, seeds),
         failed=tuple(name for name in (first, second) if measured[name].num_diverged),
     )
+
+
+def _num_solved(
+    scores: Sequence[Figure], primary: Primary, figures: Sequence[Figure], seeds: Sequence[int]
+) -> tuple[int, int] | None:
+    solved = [solved_beside(score, primary, figures) for score in scores]
+    counts = [
+        sum(it.values[seed] > 0 for seed in seeds) for it in solved if it is not None and {*seeds} <= {*it.values}
+    ]
+    return (counts[0], counts[1]) if len(counts) == 2 else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnbench.results.metrics import is_timed
-from attnbench.results.numbers import format_within
+from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.rows import (
     ALL_SEEDS,
     MAX_NUMBER,
@@ -92,6 +92,26 @@ class Figure:
             return ""
         low, high = (self.low, self.high) if self.low is not None else (self.item_low, self.item_high)
         return format_within(self.mean, low, high)
+
+    @property
+    def number(self) -> str:
+        """The mean as a table has it: of accuracies of several seeds with three decimals."""
+        return f"{self.mean:.3f}" if self.has_range else self.text
+
+    @property
+    def spread(self) -> str:
+        """How far the seeds differ, as a table has it: "(0.998 to 1.000)" of accuracies, and otherwise the interval.
+
+        An interval of a mean accuracy has to allow for failures of seeds that nobody saw, and hides what was seen.
+        """
+        if self.has_range:
+            return f"({min(self.values.values()):.3f} to {max(self.values.values()):.3f})"
+        return format_interval(self.low, self.high)
+
+    @property
+    def has_range(self) -> bool:
+        """True for accuracies of several seeds, whose tables have the range in place of an interval."""
+        return self.mean is not None and len(self.values) > 1 and _is_accuracy(self.metric)
 
     @property
     def partly(self) -> str:
@@ -271,12 +291,15 @@ def _over_seeds(
     if len(measured) == 1:
         return values[0], measured[0].low, measured[0].high
     metric = measured[0].metric
-    is_share = metric in ("solved", "selection") or metric.endswith("accuracy")
-    is_bounded = is_share and all(0 <= value <= 1 for value in values)
+    is_bounded = (metric == "solved" or _is_accuracy(metric)) and all(0 <= value <= 1 for value in values)
     interval = bounded_interval(values) if is_bounded else student_interval(values)
     if any(end is not None and abs(end) > MAX_NUMBER for end in (interval.low, interval.high)):
         return interval.mean, None, None
     return interval.mean, interval.low, interval.high
+
+
+def _is_accuracy(metric: str) -> bool:
+    return metric == "selection" or metric.endswith("accuracy")
 
 
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:

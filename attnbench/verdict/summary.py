@@ -18,7 +18,7 @@ from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 from attnbench.verdict.axes import Key, is_chance
-from attnbench.verdict.family import family
+from attnbench.verdict.family import family, solved_beside
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
 from attnbench.verdict.seeds import Figure, sittings_lead
 
@@ -54,6 +54,8 @@ class Entry:
     """The verdict on the variant beside the reference, in the column of a primary metric; None without a reference."""
     is_best: bool = False
     """Better than every other variant of the family."""
+    solved: str = ""
+    """Seeds that solve the task, "12 of 12 solved", where this score decides it."""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,13 @@ class Entry:
             return NOTHING
         if self.figure.mean is None:
             return next(iter(self.figure.statuses)).replace("_", " ")
-        return f"{self.figure.text} ({self.figure.partly})" if self.figure.partly else self.figure.text
+        return f"{self.figure.number} ({self.figure.partly})" if self.figure.partly else self.figure.number
+
+    @property
+    def spread(self) -> str:
+        """How far the seeds differ, and how many solve the task; empty where there is nothing to say."""
+        spread = self.figure.spread if self.figure is not None and self.figure.mean is not None else ""
+        return ", ".join(filter(None, (spread, self.solved)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +95,14 @@ def summary(figures: Sequence[Figure], verdicts: Sequence[Verdict], variants: It
     """
     evaluations = dict.fromkeys(figure.evaluation for figure in figures)
     columns = [column for evaluation in evaluations for column in headline_columns(figures, evaluation)]
-    lines = {}
+    lines, primaries = {}, primary_metrics(evaluations)
     for variant in dict.fromkeys([*variants, *(figure.variant for figure in figures)]):
         measured = [figure for figure in figures if variant in figure.names]
-        lines[variant] = [_entry(measured, column, verdicts) for column in columns]
+        lines[variant] = [_entry(measured, column, verdicts, primaries.get(column.evaluation)) for column in columns]
     return Summary(columns=columns, lines=lines)
 
 
-def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict]) -> Entry:
+def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict], primary: Primary | None) -> Entry:
     figure = next((figure for figure in figures if column.takes(figure)), None)
     if figure is None or figure.mean is None:
         return Entry(figure=figure)
@@ -104,7 +112,14 @@ def _entry(figures: Sequence[Figure], column: Column, verdicts: Sequence[Verdict
     against = next((it for it in with_it if has_reference and it.pair.first == figure.variant), None)
     won = {verdict.winner for verdict in with_it} == {figure.variant}
     others = {name for verdict in tested for name in (verdict.pair.first, verdict.pair.second)} - {figure.variant}
-    return Entry(figure=figure, verdict=against, is_best=won and len(with_it) == len(others))
+    is_best = won and len(with_it) == len(others)
+    return Entry(figure=figure, verdict=against, is_best=is_best, solved=_solved(figure, figures, primary))
+
+
+def _solved(figure: Figure, figures: Sequence[Figure], primary: Primary | None) -> str:
+    of_it = [it for it in figures if it.evaluation == figure.evaluation]
+    solved = solved_beside(figure, primary, of_it) if primary is not None else None
+    return f"{sum(solved.values.values()):.0f} of {len(solved.values)} solved" if solved and solved.values else ""
 
 
 def _is_of(verdict: Verdict, column: Column) -> bool:

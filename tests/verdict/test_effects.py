@@ -139,14 +139,15 @@ def test_tables_name_every_corner_and_what_each_solved(capsys, monkeypatch):
     rows = rows_where(known)
     for seed in range(5):
         diverged = {"status": "diverged", "reason": "at step 7"}
-        rows.append(row("softmax", seed, "accuracy", 0.5 + seed / 10, settings=CELL, evaluation="recall"))
+        of_score = {"settings": {**CELL, "split": "test"}, "evaluation": "recall"}
+        rows.append(row("softmax", seed, "accuracy", 0.5 + seed / 10, **of_score))
         of_solved = {"settings": {**CELL, "split": "test", "chance": 0.0}, "evaluation": "recall"}
         rows.append(row("softmax", seed, "solved", 1 if seed > 2 else 0, **of_solved))
-        rows.append(row("linear", seed, "accuracy", None, settings=CELL, of=diverged, evaluation="recall"))
+        rows.append(row("linear", seed, "accuracy", None, of=diverged, **of_score))
     factorial = Factorial.of(variants(), PARTS)
     effects, of_nats, of_recall = factorial_tables(factorial, figures(rows), PRIMARY)
     assert (len(effects.lines), len(of_nats.lines), len(of_recall.lines)) == (19, 8, 8)
-    assert "| none of the parts | 2 of 5, 0.7 | diverged at 5 of 5 seeds | not measured |" in to_markdown(of_recall)
+    assert "| none of the parts | 2 of 5, 0.700 | diverged at 5 of 5 seeds | not measured |" in to_markdown(of_recall)
     assert any("positions with convolution × gate × norm" in note for note in effects.notes)
     print_comparison(inputs_of(rows, variants(), factors=PARTS))
     printed = capsys.readouterr().out

@@ -84,6 +84,53 @@ def test_equal_variants_are_equivalent_where_the_seeds_suffice():
     assert "by less than matters" in words.verdict_sentence(barely)
 
 
+def solving(**variants):
+    """Rows of copy, an accuracy a seed, with the seeds that solve it, which are those of at least 0.95."""
+    rows = copied(**variants)
+    solved = [dataclasses.replace(it.measurement, metric="solved", settings={"chance": 0.0}) for it in rows]
+    solved = [dataclasses.replace(it, value=int((it.value or 0) >= 0.95)) for it in solved]
+    return [*rows, *(dataclasses.replace(it, measurement=of) for it, of in zip(rows, solved, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("others", "solved", "said"),
+    [
+        # Of seeds that fail none was seen: up to 22 % may.
+        (
+            [0.99] * 12,
+            (12, 12),
+            "are equivalent in symbol accuracy of copy at length 50, of seeds that solve it, within",
+        ),
+        ([0.9] + [0.99] * 11, (11, 12), "(11 and 12 of 12 solved)"),
+        ([0.05] + [0.99] * 11, (11, 12), "(11 and 12 of 12 solved)"),
+        ([0.05] * 12, (0, 12), "softmax is better than mine in symbol accuracy of copy at length 50: +0.94"),
+    ],
+)
+def test_a_verdict_on_accuracies_says_which_seeds_it_is_about(others, solved, said):
+    rows = solving(softmax=[0.99] * 12, mine=others)
+    (verdict,) = judged(rows, ["softmax", "mine"])
+    assert verdict.pair.solved == solved
+    assert said in words.verdict_sentence(verdict)
+    if verdict.winner == "softmax":
+        assert "(12 and 0 of 12 solved)" in words.verdict_sentence(verdict)
+    lines = verdict_lines([verdict])
+    assert ("copy (seeds that solve it)" in str(lines)) == (solved == (12, 12))
+    assert words.of_seeds(verdict) == (", of seeds that solve it" if solved == (12, 12) else "")
+
+
+def test_equal_accuracies_are_never_said_to_be_of_all_seeds():
+    """Seeds that both fail leave no difference, and where no row says what is solved nobody knows how often they do."""
+    accuracies = [0.05, *[0.99] * 11]
+    (mixed,) = judged(solving(softmax=accuracies, mine=accuracies), ["softmax", "mine"])
+    (unknown,) = judged(copied(softmax=accuracies, mine=accuracies), ["softmax", "mine"])
+    (none,) = judged(solving(softmax=[0.05] * 12, mine=[0.05] * 12), ["softmax", "mine"])
+    assert (mixed.pair.solved, unknown.pair.solved, none.pair.solved) == ((11, 11), None, (0, 0))
+    for verdict, of in ((mixed, "like these"), (unknown, "like these"), (none, "that do not solve it")):
+        assert verdict.is_equivalent
+        assert f", of seeds {of}, within 0.01" in words.verdict_sentence(verdict)
+        assert f"copy (seeds {of})" in verdict_lines([verdict])["Equivalent"][0]
+
+
 def test_an_interval_that_ends_at_the_margin_but_for_rounding_is_not_beyond_it():
     at_margin = one(pair([0.99 - 0.98] * 12))
     assert at_margin.pair.differences[0] > ACCURACY.margin

@@ -7,6 +7,7 @@ from made_rows import IDENTITY, inputs_of, row, rows_of
 from probe_settings import EVALUATIONS
 
 from attnbench.report.sections import words
+from attnbench.report.sections.evaluations import entry_cell
 from attnbench.report.terminal import print_comparison, summary_table
 from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
 from attnbench.results.tables import to_markdown
@@ -71,7 +72,7 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     # Rows of nats that name no chance: what diverged has no number, and no verdict.
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
-    assert Entry(figure=figure).text == "0.5 (1 at chance of 2 seeds)"
+    assert Entry(figure=figure).text == "0.470 (1 at chance of 2 seeds)"
     # As it stands in the answer's sentences.
     assert words.outcome(figure) == "0.5 (1 at chance of 2 seeds)"
     assert words.outcome(one(rows_of("softmax", 0.5, None, 0.7))) == "0.6 (2 of 3 seeds)"
@@ -186,7 +187,7 @@ def test_the_summary_marks_who_is_better_than_all_others_at_the_primary_metric_a
     assert headers(shown) == ["copy at 50", "copy at 75"]
     assert [name for name, entries in shown.lines.items() if entries[0].is_best] == ["softmax"]
     assert not any(entries[1].is_best or entries[1].verdict for entries in shown.lines.values())
-    assert texts(shown)["gated_deltanet"] == ["0.91", "–"]
+    assert texts(shown)["gated_deltanet"] == ["0.915", "–"]
     against = summary(over_seeds, verdicts_of(over_seeds, rank=NAMES, reference="softmax"))
     assert {name: entries[0].verdict and entries[0].verdict.outcome for name, entries in against.lines.items()} == {
         "softmax": None,
@@ -222,7 +223,7 @@ def test_the_summary_marks_a_perplexity_by_the_verdict_on_its_nats():
 
 def test_the_summary_has_a_line_for_a_variant_that_has_not_run_and_says_how_many_seeds_are_behind_a_number():
     shown = summary(figures(rows_of("softmax", 0.5, None, 0.7)), [], ["linear", "softmax"])
-    assert texts(shown) == {"linear": ["–"], "softmax": ["0.6 (2 of 3 seeds)"]}
+    assert texts(shown) == {"linear": ["–"], "softmax": ["0.600 (2 of 3 seeds)"]}
     nothing = summary([], [])
     assert (nothing.columns, nothing.lines) == ([], {})
 
@@ -245,14 +246,40 @@ def test_what_a_mixer_did_not_get_stands_beside_its_score(capsys):
     # It is no axis: one column for all.
     assert headers(shown) == ["copy at 50"]
     assert [str(cell) for cell in summary_table(shown).lines[0]] == [
-        *("copy at 50", "0.6", "0.2 without conv_size, output_gate", "out of memory without conv_size, output_gate")
+        *("copy at 50", "0.625 (0.500 to 0.750)", "0.250 (0.250 to 0.250) without conv_size, output_gate"),
+        "out of memory without conv_size, output_gate",
     ]
     page = to_markdown(summary_table(shown, with_intervals=True))
-    assert "| 0.2 [0.0, 0.9] without conv_size, output_gate |" in page
+    assert "| 0.250 (0.250 to 0.250) without conv_size, output_gate |" in page
     print_comparison(inputs_of(rows, ["softmax", "mine"]))
     said = capsys.readouterr().out
-    assert "0.2 without" in said
+    assert "0.250 (0.250" in said
     assert said.count("output_gate") == 2
+
+
+def test_a_mean_accuracy_stands_with_the_range_of_its_seeds_and_how_many_solved_their_task():
+    hardest, longer = {"length": 50, "beyond_training": False}, {"length": 75, "beyond_training": True}
+    rows = [
+        row("softmax", seed, metric, value, settings={**at, "split": "test", "chance": chance})
+        for seed, score in enumerate([0.99800, 0.99951, 1.0])
+        for metric, value, at, chance in (
+            ("symbol_accuracy", score, hardest, 1 / 26),
+            ("symbol_accuracy", score - 0.5, longer, 1 / 26),
+            ("solved", int(score > 0.999), {}, 0.0),
+        )
+    ]
+    shown = summary(figures(rows), [])
+    # Solved is what the longest trained strings decide.
+    assert [str(line[1]) for line in summary_table(shown, with_intervals=True).lines] == [
+        "0.999 (0.998 to 1.000), 2 of 3 solved",
+        "0.499 (0.498 to 0.500)",
+    ]
+    # On a terminal and in the report too, and of one seed alone there is no range.
+    assert str(summary_table(shown).lines[0][1]) == "0.999 (0.998 to 1.000), 2 of 3 solved"
+    assert entry_cell(shown.lines["softmax"][0]).notes[0] == "(0.998 to 1.000), 2 of 3 solved"
+    (only,) = summary(figures([it for it in rows if it.identity.seed == 0][:1]), []).lines["softmax"]
+    assert str(entry_cell(only)).split()[0] == "0.998"
+    assert not only.spread
 
 
 def test_every_cell_of_recall_is_a_column_told_apart_by_its_header():

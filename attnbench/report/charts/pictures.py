@@ -39,8 +39,8 @@ def table_of_singles(plots: Sequence[Plot]) -> Table:
 def _single(figure: Figure | None) -> str | TableCell:
     if figure is None:
         return NOTHING
-    notes = tuple(filter(None, (format_interval(figure.low, figure.high), figure.without)))
-    return TableCell(text=words.outcome(figure), notes=notes, mark="lost" if figure.mean is None else "")
+    notes = tuple(filter(None, (figure.spread, figure.without)))
+    return TableCell(text=words.outcome(figure, in_table=True), notes=notes, mark="lost" if figure.mean is None else "")
 
 
 def _drawing(plot: Plot) -> Drawing:

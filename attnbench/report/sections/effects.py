@@ -7,7 +7,8 @@ from attnbench.report.inputs import Inputs
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.tables import NOTHING, Table, TableCell
-from attnbench.verdict.factorial import Effect, Factorial, by_variant, effects_on_nats, solved_by_variant
+from attnbench.verdict.factorial import Effect, Factorial, by_variant, effects_on_nats
+from attnbench.verdict.family import solved_beside
 from attnbench.verdict.seeds import Figure
 
 HOW_ESTIMATED = (
@@ -76,13 +77,14 @@ def _aliases(factorial: Factorial) -> list[str]:
 
 
 def _corners(factorial: Factorial, figures: Sequence[Figure], primary: Primary, evaluation: str) -> Table:
-    scores, solved = by_variant(figures, primary), solved_by_variant(figures, primary)
+    scores = by_variant(figures, primary)
+    solved = {name: solved_beside(score, primary, figures) for name, score in scores.items()}
     lines = []
     for high in factorial.levels:
         names = [factorial.variant(mixer, high) for mixer in factorial.mixers]
         label = ", ".join(part for part in factorial.factors if part in high) or "none of the parts"
         lines.append([label, *(_corner(scores.get(name), solved.get(name)) for name in names)])
-    what = "share solved, mean accuracy" if solved else primary.metric.replace("_", " ")
+    what = "share solved, mean accuracy" if any(solved.values()) else primary.metric.replace("_", " ")
     return Table(title=f"Corners: {evaluation}, {what}", headers=["Parts", *factorial.mixers], lines=lines)
 
 
@@ -95,4 +97,4 @@ def _corner(score: Figure | None, solved: Figure | None) -> str | TableCell:
     if solved is None or not solved.values:
         return f"{score.text}, {score.num_diverged} diverged" if score.num_diverged else score.text
     num_solved = sum(solved.values.values())
-    return f"{num_solved:.0f} of {len(solved.values)}, {score.text or NOTHING}"
+    return f"{num_solved:.0f} of {len(solved.values)}, {score.number or NOTHING}"

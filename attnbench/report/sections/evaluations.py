@@ -23,9 +23,10 @@ HOW_JUDGED = (
     "is that of its test at its Holm level. Equivalent: two one-sided tests within the margin. All else is descriptive."
 )
 HOW_INTERVALS = (
-    "Brackets behind scores are 95 % intervals over seeds, of accuracies Clopper and Pearson’s, of others Student’s; "
-    "for a single process’s timings the 20th and 80th percentile, for an exponent of growth one standard error either "
-    "way. A seed that diverged counts as chance."
+    "Brackets behind scores are 95 % intervals over seeds, Student’s and, of shares, Clopper and Pearson’s; for a "
+    "single process’s timings the 20th and 80th percentile, for an exponent of growth one standard error either way. "
+    "Behind accuracies stand the lowest and the highest seed, and how many seeds solve the task. A seed that diverged "
+    "counts as chance."
 )
 
 
@@ -126,10 +127,9 @@ def entry_cell(entry: Entry) -> TableCell:
     if figure is None:
         return TableCell(text=entry.text)
     is_lost = figure.mean is None
-    spread = "" if is_lost else format_interval(figure.low, figure.high)
     outcome = "" if entry.verdict is None else _outcome(entry.verdict)
     mark = "best" if entry.is_best else "lost" if is_lost else ""
-    return TableCell(text=entry.text, notes=(spread, figure.without, outcome), mark=mark)
+    return TableCell(text=entry.text, notes=(entry.spread, figure.without, outcome), mark=mark)
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -137,7 +137,9 @@ def _outcome(verdict: Verdict) -> str:
     if verdict.winner is not None:
         return f"{verdict.outcome} than {verdict.pair.second}"
     return (
-        f"equivalent to {verdict.pair.second}" if verdict.is_equivalent else "undecided" * (verdict.outcome != "none")
+        f"equivalent to {verdict.pair.second}{words.of_seeds(verdict)}"
+        if verdict.is_equivalent
+        else "undecided" * (verdict.outcome != "none")
     )
 
 
@@ -190,12 +192,12 @@ def _value(figure: Figure | None) -> str | TableCell:
     num_items = len(figure.values) * (figure.num_samples or 0)
     num_seeds = sum(figure.statuses.values())
     notes = (
-        format_interval(figure.low, figure.high),
+        figure.spread,
         items and (f"over blocks of text {items}" if figure.unit == "nat" else f"items {items} of {num_items:,}"),
         figure.without,
         *(f"{words.status_name(n)} {count} of {num_seeds}" for n, count in figure.statuses.items() if n != "ok"),
     )
-    return TableCell(text=words.outcome(figure), notes=notes)
+    return TableCell(text=words.outcome(figure, in_table=True), notes=notes)
 
 
 def _comparisons(verdicts: Sequence[Verdict]) -> Folded:

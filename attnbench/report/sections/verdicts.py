@@ -128,7 +128,9 @@ def _by_seeds(group: Sequence[Verdict]) -> list[str]:
 
 
 def _what(verdict: Verdict) -> str:
-    return verdict.pair.evaluation
+    """Name the evaluation, and the seeds that are spoken of."""
+    condition = words.of_seeds(verdict).removeprefix(", of ")
+    return f"{verdict.pair.evaluation} ({condition})" if condition else verdict.pair.evaluation
 
 
 def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:

@@ -100,11 +100,12 @@ def without_addresses(text: str) -> str:
     return re.sub(r"\s*\(?https?://\S+", "", text)
 
 
-def outcome(figure: Figure) -> str:
+def outcome(figure: Figure, *, in_table: bool = False) -> str:
     """Write the figure's number and, where not all seeds have one, of how many it is; or its statuses."""
-    if not figure.text:
+    number = figure.number if in_table else figure.text
+    if not number:
         return " and ".join(map(status_name, figure.statuses))
-    return f"{figure.text} ({figure.partly})" if figure.partly else figure.text
+    return f"{number} ({figure.partly})" if figure.partly else number
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -138,8 +139,7 @@ def symbols(identities: Iterable[Identity]) -> str:
 def verdict_sentence(verdict: Verdict) -> str:
     """Write one sentence on a pair: better or worse and by how much, equivalent, or undecided and what would decide."""
     pair = verdict.pair
-    at = _at(pair.settings)
-    what = f"{primary_name(pair.evaluation, pair.primary)}{at}"
+    what = f"{primary_name(pair.evaluation, pair.primary)}{_at(pair.settings)}{of_seeds(verdict)}"
     if verdict.outcome == "none":
         return f"No verdict on {pair.first} and {pair.second} in {what}: {verdict.reason}."
     by = difference(verdict)
@@ -155,6 +155,16 @@ def verdict_sentence(verdict: Verdict) -> str:
     return f"{pair.first} and {pair.second} in {what}: {by}, {ending}."
 
 
+def of_seeds(verdict: Verdict) -> str:
+    """Name the seeds that a verdict on accuracies is about: ", of seeds that solve it"; empty where it is about all.
+
+    Equal accuracies never say how often a seed fails.
+    """
+    is_limited = verdict.is_equivalent and verdict.pair.primary.kind == "accuracy"
+    condition = verdict.pair.condition or ("seeds like these" if is_limited else "")
+    return f", of {condition}" if condition else ""
+
+
 def seeds_text(verdict: Verdict) -> str:
     """Write the number of seeds that would decide a pair."""
     return "more than 100" if verdict.seeds_needed is None else f"about {verdict.seeds_needed}"
@@ -168,14 +178,18 @@ def primary_name(evaluation: str, primary: Primary) -> str:
 
 
 def difference(verdict: Verdict) -> str:
-    """Write the difference and its interval, of scores the better one's less the other's, and whose number is not all
-    scores.
+    """Write the difference and its interval, of scores the better one's less the other's, whose number is not all
+    scores, and how many seeds solve the task, in the same order; `of_seeds` says it where all or none do.
 
     Of perplexity it is how far the first's is from the second's, which is the reference where there is one, in percent
     of the second's: "84 % [55, 119] higher", and with its sign where neither is better.
     """
-    failed = verdict.pair.failed
-    return f"{_interval(verdict)}{f' (diverged seeds of {listed(failed)} count as chance)' if failed else ''}"
+    pair = verdict.pair
+    notes = [f"diverged seeds of {listed(pair.failed)} count as chance"] if pair.failed else []
+    if pair.solved is not None and not pair.condition:
+        better, other = reversed(pair.solved) if verdict.winner == pair.second else pair.solved
+        notes.append(f"{better} and {other} of {len(pair.seeds)} solved")
+    return " ".join([_interval(verdict), *([f"({'; '.join(notes)})"] if notes else [])])
 
 
 def _interval(verdict: Verdict) -> str:

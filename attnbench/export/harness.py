@@ -43,7 +43,8 @@ WRITING: dict[str, dict[str, Any]] = {
 }
 """Options of generate_until, and the values that each may have."""
 
-log = logging.getLogger(__name__)
+# Below the harness's own logger, which alone it shows.
+log = logging.getLogger("lm_eval.attnbench")
 
 
 class Window(NamedTuple):

@@ -170,7 +170,11 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: padding, another model's state, or an output that the model does not have.
         """
-        if (input_ids is None) == (inputs_embeds is None):
+        if input_ids is not None and inputs_embeds is None:
+            x_BTD = self.model.embed(input_ids)
+        elif inputs_embeds is not None and input_ids is None:
+            x_BTD = inputs_embeds
+        else:
             raise ValueError("input_ids, inputs_embeds: give one of the two")
         if output_attentions or output_hidden_states:
             name = "output_attentions" if output_attentions else "output_hidden_states"
@@ -180,7 +184,6 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is not None and not isinstance(past_key_values, ModelState):
             kind = type(past_key_values).__name__
             raise ValueError(f"past_key_values: is a {kind}; give past_key_values of an earlier output, or None")
-        x_BTD = self.model.embed(input_ids) if input_ids is not None else inputs_embeds
         (batch_size, length, _), positions_BL = x_BTD.shape, None
         if past_key_values is None and use_cache:
             past_key_values = ModelState(self.model, batch_size, length + FIRST_ROOM, self.dtype)
@@ -195,7 +198,7 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
             layers = None if past_key_values is None else past_key_values.layers
             x_BTD, layers = self.model.through(x_BTD, layers, positions_BL)
             logits_BTC = self.model.logits(x_BTD)
-            if past_key_values is not None:
+            if past_key_values is not None and layers is not None:
                 past_key_values.layers = layers
         if past_key_values is not None:
             past_key_values.length += length

@@ -26,7 +26,7 @@ from attnbench.data.tokenizer import Tokenizer
 from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
-from attnbench.model.building import build_meta, resolve_mixer, take_memory
+from attnbench.model.building import build_meta, num_bytes, resolve_mixer, take_memory
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.files import sync
 from attnbench.settings.check import read
@@ -133,13 +133,16 @@ def load_model(
         UserError: a missing, torn, altered or foreign file, or a class that may not be built.
     """
     with naming_the_way_out(folder):
-        _, weights, _ = read_files(folder)
+        _check_sum(folder / "config.json", read_state(folder)[1])
         record = _record(folder / "config.json")
     try:
         built = record.mixers if mixers is None else mixers
         model = build_meta(built, record.model, vocabulary_size=record.vocabulary_size)
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
+    with naming_the_way_out(folder):
+        check_sizes(folder, model)
+        _, weights, _ = read_files(folder)
     # Before memory is taken for what the record only claims.
     _compare(dict(model.named_parameters()), weights, folder)
     take_memory(model, device)
@@ -209,13 +212,28 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
         raise UserError(f"{error}; once {final} is removed, the command that trained it trains again") from None
 
 
+def check_sizes(folder: Path, model: LanguageModel) -> None:
+    """Refuse a checkpoint with a file that is larger than its model needs, before any of it is read.
+
+    Raises:
+        UserError: a file is too large; a missing one is left to `read_files`.
+    """
+    header = 2**20 + 1024 * sum(1 for _ in model.parameters())
+    # The optimizer keeps two float32 moments and a count of updates for each parameter, itself float32.
+    for name, copies in ((WEIGHTS, 1), (OPTIMIZER, 3)):
+        path, most = folder / name, copies * num_bytes(model) + header
+        if path.exists() and path.stat().st_size > most:
+            raise UserError(
+                f"{path}: {path.stat().st_size:,} bytes, and the model of its record needs at most {most:,}"
+            )
+
+
 def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Read state.json, weights and optimizer tensors, empty where none were written; all checked by their checksums."""
     content, checksums = read_state(folder)
     try:
-        for name, expected in checksums.items():
-            if _sha256(folder / name) != expected:
-                raise UserError(f"{folder / name}: altered or torn, its checksum does not match state.json")
+        for name in checksums:
+            _check_sum(folder / name, checksums)
         weights = load_file(folder / WEIGHTS)
         optimizer = load_file(folder / OPTIMIZER) if OPTIMIZER in checksums else {}
     except FileNotFoundError as error:
@@ -282,6 +300,16 @@ def _compare(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path
     shapes, stored_shapes = ({name: x.shape for name, x in each.items()} for each in (tensors, stored))
     if shapes != stored_shapes:
         raise UserError(f"{folder}: its tensors are not those of the model that its record describes")
+
+
+def _check_sum(path: Path, checksums: Mapping[str, str]) -> None:
+    """Raise UserError where a file is not the one that state.json has the checksum of."""
+    try:
+        checksum = _sha256(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
+    if checksum != checksums[path.name]:
+        raise UserError(f"{path}: altered or torn, its checksum does not match state.json")
 
 
 def _sha256(path: Path) -> str:

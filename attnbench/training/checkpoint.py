@@ -23,7 +23,15 @@ from torch import Tensor
 from attnbench.machine.memory import check_free
 from attnbench.model.building import num_bytes
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.stored import ModelRecord, fill, naming_the_way_out, read_files, read_state, write_files
+from attnbench.model.stored import (
+    ModelRecord,
+    check_sizes,
+    fill,
+    naming_the_way_out,
+    read_files,
+    read_state,
+    write_files,
+)
 from attnbench.results.files import sync
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
@@ -156,6 +164,7 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
     if not steps:
         return None
     try:
+        check_sizes(steps[-1], model)
         content, weights, optimizer = read_files(steps[-1])
         counters = _counters(steps[-1], content)
     except UserError as error:

@@ -11,7 +11,7 @@ from made_rows import IDENTITY, row
 from report_rows import SKILL, write_experiment
 
 from attnbench.report.blocks import MAX_FILE_NAME, Picture, Pictures, Samples, file_name
-from attnbench.report.charts.look import to_svg
+from attnbench.report.charts.look import _engine, to_svg
 from attnbench.report.charts.marks import Axis, Drawing
 from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
@@ -319,3 +319,12 @@ def test_words_of_a_bound_have_room_in_a_wide_font_too():
     # 13 pixels high, DejaVu Sans takes 6.5 a character.
     assert min(extents) >= 6.5 * len(words)
     assert max(extents) < 6.5 * (len(words) + len("two"))
+
+
+def test_a_chart_engine_that_ends_is_one_line_and_the_next_picture_has_another():
+    spec = draw_bounds([{"variant": "a", "value": 1, "low": 0, "high": 2, "text": ""}], "bounds")
+    picture = Picture(name="a", title="a", spec=spec, description="")
+    _engine().kill()
+    with pytest.raises(UserError, match=r"the chart engine .* ended with code -9"):
+        to_svg(picture, ["a"])
+    assert to_svg(picture, ["a"]).startswith("<svg")

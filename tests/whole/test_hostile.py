@@ -31,6 +31,7 @@ from attnbench.comparison.transfer import read_cells
 from attnbench.data import texts as corpora
 from attnbench.data.texts import read_text
 from attnbench.mixers.base import Mixer
+from attnbench.model import stored as model_files
 from attnbench.model.stored import load_model, load_record
 from attnbench.report.inputs import read_inputs
 from attnbench.results import files as jsonlines
@@ -137,6 +138,20 @@ def test_a_header_that_claims_gigabytes_is_refused_before_it_is_read(tmp_path):
     rewrite_checkpoint(stored, "weights.safetensors", (2**40).to_bytes(8, "little") + b"{}")
     with pytest.raises(UserError, match=r"not a readable checkpoint .*header too large"):
         load_model(stored)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors"])
+def test_a_file_that_is_larger_than_the_model_needs_is_not_read(tmp_path, monkeypatch, name):
+    stored = saved(tmp_path)
+    with (stored / name).open("r+b") as file:
+        file.truncate(20 * 2**30)
+    hashed = model_files._sha256
+    monkeypatch.setattr(model_files, "_sha256", lambda path: pytest.fail(name) if path.name == name else hashed(path))
+    for load in (lambda: load_model(stored), lambda: checkpoint.load_last(tmp_path, fresh_state().model)):
+        with pytest.raises(
+            UserError, match=rf"{name}: 21,474,836,480 bytes, and the model of its record needs at most"
+        ):
+            load()
 
 
 def test_a_record_of_a_larger_model_takes_no_memory(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ DOORS = {
     "datasets": {"data/hub.py"},
     "huggingface_hub": set(),
     "altair": {"report/charts/vega.py"},
-    "vl_convert": {"report/charts/look.py"},
+    "vl_convert": {"report/charts/engine.py"},
     "transformers": {"export/modeling.py"},
     "lm_eval": {"export/harness.py", "export/lm_eval.py"},
     "benchmarks": set(),

@@ -1,13 +1,17 @@
 """Colours and type of all charts, the script that draws them on a page, and their pictures without a browser."""
 
+import base64
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
-
-import vl_convert
 
 from attnbench.report.blocks import Picture
 from attnbench.report.charts.vega import VEGA_LITE, with_printable_text
+from attnbench.settings.errors import UserError
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STATIC_WIDTH = 640
@@ -83,20 +87,57 @@ def to_svg(picture: Picture, variants: Sequence[str]) -> str:
     below = [line for line in (picture.legend, picture.missing) if line]
     title = {"text": picture.title, "subtitle": below, "anchor": "start", "offset": 16}
     static = {**picture.spec, "width": STATIC_WIDTH, "title": with_printable_text(title)}
-    return vl_convert.vegalite_to_svg(static, vl_version=VEGA_LITE, config=_on_white(variants))
+    return _draw("vegalite_to_svg", vl_spec=static, vl_version=VEGA_LITE, config=_on_white(variants)).decode()
 
 
 def to_png(svg: str) -> bytes:
     """Turn such a picture into pixels, two for every point."""
-    return vl_convert.svg_to_png(svg, scale=2)
+    return _draw("svg_to_png", svg=svg, scale=2)
 
 
 @lru_cache(maxsize=1)
 def runtime() -> str:
     """Bundle the JavaScript that draws the charts, Vega-Embed with all it needs; it asks nothing of any server."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    bundle = _draw("javascript_bundle", snippet="window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE).decode()
     # The addresses of an editor and of a schema: neither is used, and so the page can be seen to name none.
     return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
+
+
+def _draw(name: str, **arguments: Any) -> bytes:
+    """Call a function of vl-convert in the chart engine's process.
+
+    Raises:
+        UserError: the engine ended, as it does where it gets no memory.
+        ValueError: the function refused its arguments.
+    """
+    engine = _engine()
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    try:
+        engine.stdin.write(json.dumps([name, arguments]) + "\n")
+        engine.stdin.flush()
+        answer = engine.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        _engine.cache_clear()
+        raise UserError(
+            f"the chart engine vl-convert ended with code {engine.wait()}, most likely for want of memory: give it "
+            "more address space (ulimit -v), and scripts/report.py writes the report again"
+        )
+    drawn = json.loads(answer)
+    if "error" in drawn:
+        raise ValueError(drawn["error"])
+    return drawn["text"].encode() if "text" in drawn else base64.b64decode(drawn["base64"])
+
+
+@lru_cache(maxsize=1)
+def _engine() -> subprocess.Popen[str]:
+    """Start the chart engine, which ends with the pipe to it."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name("engine.py"))]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
+    )
 
 
 def _on_white(variants: Sequence[str]) -> dict[str, Any]:

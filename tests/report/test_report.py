@@ -518,7 +518,7 @@ def test_an_axis_with_one_value_makes_a_line_a_variant(summed):
     table = table_of_singles([plot])
     assert table.headers == ["Variant", "Accuracy, pairs 16"]
     assert [line[0] for line in table.lines] == list(SKILL)
-    assert [str(line[1]).split(" ")[0] for line in table.lines] == [f.text for f in own]
+    assert [str(line[1]).split(" ")[0] for line in table.lines] == [f.number for f in own]
 
 
 @pytest.mark.usefixtures("without_charts")

@@ -35,6 +35,7 @@ from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.stack import run_stack
 from attnbench.machine.signals import interruptible
 from attnbench.model import stored
+from attnbench.results import checkpoint_files
 from attnbench.results.job import run_jobs
 from attnbench.results.row_files import read_results
 from attnbench.settings.errors import Interrupted
@@ -165,12 +166,11 @@ def inject_fault(action: str, call: int, number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
             save(tensors, path)
 
-    def half_removed(folder, *rest, remove=shutil.rmtree, **named):
-        files = [path for path in Path(folder).glob("*") if path.is_file()]
-        if files and is_now():
-            files[0].unlink()
+    def half_removed(path, is_own_file=checkpoint_files.is_own_file):
+        # The files go in the order of their names: config.json is gone, and the weights are still there.
+        if path.name == "state.json" and is_now():
             os.kill(os.getpid(), number)
-        remove(folder, *rest, **named)
+        return is_own_file(path)
 
     def half_written(self, row):
         line = training_log._metrics_line(row)
@@ -193,7 +193,7 @@ def inject_fault(action: str, call: int, number: signal.Signals) -> None:
     if action == "tensors":
         stored.save_file = half_saved
     elif action == "removal":
-        checkpoint.shutil.rmtree = half_removed
+        checkpoint_files.is_own_file = half_removed
     elif action == "metrics row":
         training_log.MetricsLog.write = half_written
     else:

@@ -28,6 +28,7 @@ from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.model.building import build_meta, num_bytes, resolve_mixer, take_memory
 from attnbench.model.language_model import LanguageModel
+from attnbench.results.checkpoint_files import NEEDED, OPTIMIZER, WEIGHTS
 from attnbench.results.files import sync
 from attnbench.settings.check import read
 from attnbench.settings.earlier import current_mixer
@@ -37,8 +38,6 @@ from attnbench.settings.schema import MixerSettings, ModelSettings, setting
 from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
 
 FORMAT = 1
-WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
-NEEDED = ("config.json", WEIGHTS)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,6 +205,11 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if not folder.exists():
+            # runs.py removes checkpoints while other commands read them.
+            raise UserError(
+                f"{folder}: is not there, or was removed while it was read; the command that trained it trains it again"
+            ) from None
         if folder.name != "final" and not folder.name.startswith("best-"):
             raise
         final = folder.parent / "final"
@@ -237,7 +241,9 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[st
         weights = load_file(folder / WEIGHTS)
         optimizer = load_file(folder / OPTIMIZER) if OPTIMIZER in checksums else {}
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: missing, so {folder} is no complete checkpoint") from None
+        raise UserError(
+            f"{error.filename or folder / WEIGHTS}: missing, so {folder} is no complete checkpoint"
+        ) from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder}: not a readable checkpoint ({error})") from None
     return content, weights, optimizer

@@ -25,6 +25,15 @@ Value = TypeVar("Value")
 PACKED = ".gz"
 """End of the name of a compressed file."""
 
+FILES = re.compile(
+    r"config\.yaml|environment(-[0-9a-f]{8})?\.json|train\.log|output\.log|metrics\.jsonl|sample\.json|cells\.txt"
+    r"|failed\.txt"
+)
+"""Files of a run, beside those in results/ and checkpoint/."""
+
+PLAN_FILES = re.compile(r"(comparison|freeze|stacks)\.json")
+"""Files in the folder of a plan."""
+
 HOLE = b"\0" * 8
 """At least, where a machine died before it had written; a bit that flips makes one NUL byte."""
 
@@ -148,8 +157,14 @@ def to_line(content: dict[str, Any]) -> str:
 
 
 def half_replaced(folder: Path) -> list[Path]:
-    """List the files with which a process that died was about to replace others."""
-    return [path for path in folder.glob(".*.new") if re.fullmatch(r"\..+\.[0-9]+\.new", path.name)]
+    """List the files with which a process that died was about to replace FILES, or PLAN_FILES."""
+    named = re.compile(rf"\.({FILES.pattern}|{PLAN_FILES.pattern})\.[0-9]+\.new")
+    return [path for path in folder.glob(".*.new") if named.fullmatch(path.name) and is_file(path)]
+
+
+def is_file(path: Path) -> bool:
+    """Tell if it is a regular file, and no link to one."""
+    return path.is_file() and not path.is_symlink()
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:

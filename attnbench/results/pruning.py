@@ -1,33 +1,25 @@
 """Removal of runs and checkpoints: what would go and what is lost with it, and the removal itself.
 
-Nothing goes but what attnbench writes under names of its own, in folders that say that they are a run's: what else lies
-there stays, links are not followed, and what a process holds is not touched. No finished results go.
+Only files with names that attnbench gives are removed, in folders whose own files say that they are a run's. Other
+files stay, links are not followed, and folders that a process holds are left alone. A run stays as a whole where one of
+its checkpoints has a file of the user's in it. No finished results are removed.
 """
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench.machine.locks import folder_holder, folder_lock
-from attnbench.results.files import half_replaced
+from attnbench.results.checkpoint_files import CHECKPOINT, is_own_file, remove_checkpoint
+from attnbench.results.files import FILES, half_replaced, is_file
 from attnbench.results.runs import RESULTS, Run, read_run
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
 
 CONFIG = "config.yaml"
-
-FILES = re.compile(
-    r"(config\.yaml|environment(-[0-9a-f]{8})?\.json|train\.log|output\.log|metrics\.jsonl|sample\.json|cells\.txt"
-    r"|failed\.txt)"
-)
-"""Files of a run, beside those in results/ and checkpoint/."""
-
-CHECKPOINT = re.compile(r"(final|(step|best)-[0-9]{8,})|\.(final|(step|best)-[0-9]{8,})\.(partial|removed)")
-"""Folders in checkpoint/, whole and while they are written or removed."""
 
 LOST = {
     "unfinished": "what they have trained so far: the same command begins anew",
@@ -77,19 +69,27 @@ def plan_pruning(runs: Sequence[Run], kind: str, outputs: Path) -> Pruning:
 def _is_meant(run: Run, kind: str) -> bool:
     if kind in ("unfinished", "failed"):
         return run.status in (kind, "running")
-    return run.is_cell == (kind == "checkpoints") and any(map(_is_checkpoint, _inside(run, "checkpoint")))
+    has_checkpoints = (run.folder / "checkpoint").is_symlink() or _checkpoints(run) != []
+    return run.is_cell == (kind == "checkpoints") and has_checkpoints
 
 
 def _obstacle(run: Run, kind: str) -> str:
     """Return why a run that nobody holds stays; empty where it may go."""
     if not _is_ours(run):
         return "no config.yaml or results file in it says that attnbench made it"
+    # Results behind a link are not read, so that a finished run looks unfinished.
+    for path in (run.folder / "results", run.folder / "checkpoint", *_checkpoints(run)):
+        if path.is_symlink():
+            return f"{path.relative_to(run.folder)} is a link, and links are not followed"
     if run.status == "damaged":
         return "its results were altered, or cannot be read"
     if kind in ("unfinished", "failed") and (run.scores or (run.folder / "checkpoint" / "final").exists()):
         return "it holds results, or a finished training"
     if kind in ("checkpoints", "weights") and run.status != "finished":
         return f"{run.status}: the same command may go on from its checkpoint"
+    for path in (path for folder in _checkpoints(run) for path in sorted(folder.iterdir())):
+        if not (is_own_file(path) and is_file(path)):
+            return f"{path.relative_to(run.folder)} is not attnbench's; once it is moved, the rest can be removed"
     return ""
 
 
@@ -111,11 +111,11 @@ def _inside(run: Run, name: str) -> list[Path]:
 
 
 def _removal(run: Run, kind: str) -> Removal:
-    paths = [path for path in _inside(run, "checkpoint") if _is_checkpoint(path)]
+    paths = _checkpoints(run)
     remains = []
     if kind in ("unfinished", "failed"):
-        paths += [path for path in _inside(run, "results") if RESULTS.fullmatch(path.name) and _is_file(path)]
-        files = [path for path in sorted(run.folder.iterdir()) if FILES.fullmatch(path.name) and _is_file(path)]
+        paths += [path for path in _inside(run, "results") if RESULTS.fullmatch(path.name) and is_file(path)]
+        files = [path for path in sorted(run.folder.iterdir()) if FILES.fullmatch(path.name) and is_file(path)]
         # The file by which the folder is known for a run's goes last: what a removal that is cut off leaves can go too.
         paths += [*half_replaced(run.folder), *sorted(files, key=lambda path: path.name == CONFIG)]
         remains = _remains(run, paths)
@@ -141,12 +141,10 @@ def _remains(run: Run, paths: Sequence[Path]) -> list[str]:
     return sorted(path.relative_to(run.folder).as_posix() for path in left if path not in is_ours or path.is_symlink())
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return CHECKPOINT.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+def _checkpoints(run: Run) -> list[Path]:
+    """List folders with names of checkpoints, and links with such names."""
+    named = [path for path in _inside(run, "checkpoint") if CHECKPOINT.fullmatch(path.name)]
+    return [path for path in named if path.is_dir() or path.is_symlink()]
 
 
 def _size(path: Path) -> int:
@@ -180,11 +178,7 @@ def remove(pruning: Pruning, kind: str, outputs: Path) -> Iterator[tuple[Removal
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a folder: under another name first, so that one that has its name is whole."""
-    if not path.is_dir():
+    if path.is_dir():
+        remove_checkpoint(path)
+    else:
         path.unlink()
-        return
-    hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
-    if hidden != path:
-        path.rename(hidden)
-    shutil.rmtree(hidden)

@@ -5,7 +5,7 @@
       best-00000640/   config.json weights.safetensors state.json                         lowest validation loss
       final/           the same, when the training is complete
 
-Whatever else lies there, a copy step-00000640.bak say, is the user's own, and neither read nor touched.
+Other files there, a copy step-00000640.bak or step-00000640/notes.txt say, are the user's: neither read nor removed.
 
 Each is written beside, synced, then renamed, so that the one before it still loads where a write is cut off.
 model/stored.py writes and reads the files of one.
@@ -32,17 +32,13 @@ from attnbench.model.stored import (
     read_state,
     write_files,
 )
+from attnbench.results.checkpoint_files import BEST, NUMBER, STEP, UNFINISHED, remove_checkpoint
 from attnbench.results.files import sync
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
 
 KEPT = 2
 """Number of states to resume from that stay."""
-STEP, BEST = "step", "best"
-NUMBER = r"([0-9]{8}|[1-9][0-9]{8,})"
-"""The step in the name of a checkpoint."""
-UNFINISHED = re.compile(rf"\.(final|({STEP}|{BEST})-{NUMBER})\.(partial|removed)")
-"""Names of a checkpoint while it is written, and while it is removed."""
 FIRST_COUNTERS = ("step", "seconds", "best_step", "best_nats")
 COUNTERS = (
     *(*FIRST_COUNTERS, "shared_device", "num_devices", "num_metrics_rows", "validation_due"),
@@ -120,7 +116,7 @@ def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
     _write(folder / f"{STEP}-{state.step:08d}", state, record, optimizer)
     for kind in (STEP, BEST):
         for old in kept(folder, kind)[:-KEPT]:
-            _remove(old)
+            remove_checkpoint(old)
 
 
 def save_best(folder: Path, state: TrainState, record: ModelRecord) -> None:
@@ -133,14 +129,14 @@ def save_final(folder: Path, state: TrainState, record: ModelRecord) -> None:
     _write(folder / "final", state, record)
     for old in [*kept(folder, STEP), *kept(folder, BEST)]:
         if old.name != f"{BEST}-{state.best_step:08d}":
-            _remove(old)
+            remove_checkpoint(old)
 
 
 def remove_all(folder: Path) -> None:
     """Remove the checkpoints of a training that is to be run again."""
     for old in [folder / "final", *kept(folder, STEP), *kept(folder, BEST)]:
         if old.exists():
-            _remove(old)
+            remove_checkpoint(old)
 
 
 def kept(folder: Path, kind: str) -> list[Path]:
@@ -241,7 +237,7 @@ def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict
     # What a run that was killed left half written or half removed: it may never come to the same step again.
     for stale in target.parent.glob(".*"):
         if UNFINISHED.fullmatch(stale.name):
-            _discard(stale)
+            remove_checkpoint(stale)
     beside = target.with_name(f".{target.name}.partial")
     beside.mkdir()
     try:
@@ -251,21 +247,6 @@ def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict
         shutil.rmtree(beside, ignore_errors=True)
         raise
     if target.exists():
-        _remove(target)
+        remove_checkpoint(target)
     beside.rename(target)
     sync(target.parent)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint; one that has its name is whole, also where the removal is cut off."""
-    hidden = folder.with_name(f".{folder.name}.removed")
-    folder.rename(hidden)
-    _discard(hidden)
-
-
-def _discard(path: Path) -> None:
-    """Remove a folder; of a link to one the link alone."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

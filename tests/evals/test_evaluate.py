@@ -16,9 +16,13 @@ from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_evaluation
 from attnbench.comparison import execute as run_model
 from attnbench.evals import perplexity
+from attnbench.model import stored
 from attnbench.report.terminal import print_summary
+from attnbench.results.pruning import plan_pruning, remove
 from attnbench.results.row_files import read_results
+from attnbench.results.runs import find_runs
 from attnbench.results.tables import read_folders
+from attnbench.settings.errors import UserError
 from attnbench.training import job as training_job
 
 SMALL = [
@@ -186,6 +190,41 @@ def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, c
     shutil.rmtree(folder / "checkpoint")
     assert evaluate(monkeypatch, folder) == 1
     assert "has no finished training" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_runs_py_removes_meanwhile_is_one_line_and_results_stay(folder, monkeypatch, capsys):
+    assert evaluate(monkeypatch, folder) is None
+    before = {path: path.read_bytes() for path in folder.glob("results/*")}
+    reopen = run_model.reopen
+
+    def pruned_since(*given):
+        opened, outputs = reopen(*given), folder.parents[1]
+        [(_, reason)] = remove(plan_pruning(find_runs(outputs), "weights", outputs), "weights", outputs)
+        assert reason == ""
+        return opened
+
+    monkeypatch.setattr(run_model, "reopen", pruned_since)
+    capsys.readouterr()
+    assert evaluate(monkeypatch, folder, "rerun=true") == 1
+    [error] = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("error", "Traceback"))]
+    assert f"{folder / 'checkpoint' / 'final'}: was removed before perplexity could read it" in error
+    assert {path: path.read_bytes() for path in folder.glob("results/*")} == before
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_named(folder, monkeypatch):
+    final = folder / "checkpoint" / "final"
+    for name, read in (("load_file", stored.load_file), ("_record", stored._record)):
+        with monkeypatch.context() as patch:
+
+            def then_gone(path, read=read):
+                shutil.rmtree(final)
+                return read(path)
+
+            kept = Path(shutil.copytree(final, folder / "kept"))
+            patch.setattr(stored, name, then_gone)
+            with pytest.raises(UserError, match=f"^{re.escape(str(final))}: is not there, or was removed while"):
+                stored.load_model(final)
+            kept.rename(final)
 
 
 @pytest.mark.parametrize("multiple", [1, 2])

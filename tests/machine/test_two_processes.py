@@ -67,9 +67,12 @@ def test_who_waits_has_it_as_soon_as_it_is_free(holder, tmp_path, caplog):
 
 def test_what_the_dead_were_about_to_rename_is_swept_up(tmp_path):
     (tmp_path / ".config.yaml.123.new").write_text("half")
+    own = {".notes.new", ".x.1.new", ".stacks.json.2.new"}
     (tmp_path / ".notes.new").write_text("the user's own")
+    (tmp_path / ".x.1.new").write_text("the user's own")
+    (tmp_path / ".stacks.json.2.new").mkdir()
     with holding(tmp_path, waits=False):
-        assert {path.name for path in tmp_path.iterdir()} == {".lock", ".notes.new"}
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", *own}
 
 
 def started(root: Path, *words: str) -> subprocess.Popen[str]:

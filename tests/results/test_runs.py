@@ -317,20 +317,78 @@ def test_what_is_not_attnbench_s_stays_and_is_named(outputs, tmp_path_factory):
         "checkpoint/step-00000640.bak",
         "checkpoint/best-notes.txt",
         "plots/a.png",
+        ".x.1.new",
+        ".sketch.json.2.new/a.txt",
+        ".config.yaml.3.new/a.txt",
     ]
     for name in mine:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
-    (folder / "checkpoint" / "best-00000020").symlink_to(elsewhere)
+    (folder / ".train.log.4.new").write_text("of a process that died")
+    (folder / "checkpoint" / "linked").symlink_to(elsewhere)
     (folder / "metrics.jsonl").symlink_to(elsewhere / "precious.txt")
     pruning, reasons = carried_out(outputs, "unfinished")
     (removal,) = [it for it in pruning.removals if it.run.hash == "22221111"]
-    assert set(removal.remains) >= {"notes.txt", "checkpoint/best-00000020", "metrics.jsonl", "plots"}
+    assert set(removal.remains) >= {
+        "notes.txt",
+        "checkpoint/linked",
+        "metrics.jsonl",
+        "plots",
+        ".x.1.new",
+        ".config.yaml.3.new",
+    }
     assert set(reasons) == {""}
     assert [(folder / name).read_text() for name in mine] == ["mine"] * len(mine)
     assert (elsewhere / "precious.txt").read_text() == "precious"
-    assert not (folder / "config.yaml").exists()
-    assert not (folder / "checkpoint" / "step-00000640").exists()
+    for name in ("config.yaml", ".train.log.4.new", "checkpoint/step-00000640"):
+        assert not (folder / name).exists()
+
+
+KINDS = {"unfinished": "22221111", "failed": "44440000", "checkpoints": "33330000", "weights": "11110000"}
+
+
+@pytest.mark.parametrize("kind", PRUNED)
+@pytest.mark.parametrize("place", ["checkpoint/", "checkpoint/.step-00000007.removed/"])
+def test_a_run_with_a_file_of_the_user_s_in_a_checkpoint_stays_and_is_named(kind, place, outputs):
+    folder = named(outputs, KINDS[kind]).folder
+    if place == "checkpoint/":
+        place = f"checkpoint/{sorted((folder / 'checkpoint').iterdir())[0].name}/"
+    (folder / place / "plots").mkdir(parents=True)
+    (folder / place / "plots" / "a.png").write_text("mine")
+    before = everything(folder)
+    pruning, _ = carried_out(outputs, kind)
+    (kept,) = pruning.kept[f"{place}plots is not attnbench's; once it is moved, the rest can be removed"]
+    assert (kept.folder, everything(folder)) == (folder, before)
+
+
+@pytest.mark.parametrize("kind", PRUNED)
+@pytest.mark.parametrize("linked", ["checkpoint", "checkpoint/one", "results"])
+def test_a_run_with_a_linked_checkpoint_or_results_stays_and_is_named(kind, linked, outputs, tmp_path_factory):
+    folder = named(outputs, KINDS[kind]).folder
+    if linked == "checkpoint/one":
+        linked = f"checkpoint/{sorted((folder / 'checkpoint').iterdir())[0].name}"
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "moved"
+    (folder / linked).rename(elsewhere)
+    (folder / linked).symlink_to(elsewhere)
+    before = everything(folder), everything(elsewhere)
+    pruning, _ = carried_out(outputs, kind)
+    (reason,) = [reason for reason, kept in pruning.kept.items() if folder in [run.folder for run in kept]]
+    assert reason == f"{linked} is a link, and links are not followed"
+    assert (everything(folder), everything(elsewhere)) == before
+
+
+def test_a_file_that_came_into_a_checkpoint_since_is_left(outputs, monkeypatch):
+    folder = named(outputs, "22221111").folder
+    rename = Path.rename
+
+    def with_notes(path, target):
+        rename(path, target)
+        (Path(target) / "notes.txt").write_text("mine")
+
+    monkeypatch.setattr(Path, "rename", with_notes)
+    _, reasons = carried_out(outputs, "unfinished")
+    assert reasons == ["", ""]
+    assert [path.read_text() for path in folder.rglob("*.txt")] == ["mine"]
 
 
 @pytest.mark.parametrize("kind", PRUNED)

@@ -179,6 +179,17 @@ def test_only_names_of_our_own_form_are_read_renamed_or_removed(tmp_path):
     assert left == {name: number for name, number in own.items() if number}
 
 
+def test_a_file_of_the_user_s_in_a_checkpoint_outlives_it(tmp_path):
+    state = saved_at(tmp_path, 4)
+    (tmp_path / "step-00000004" / "notes.txt").write_text("mine")
+    for step in (8, 12, 16):
+        state.step = state.best_step = step
+        save_step(tmp_path, state, record())
+    save_final(tmp_path, state, record())
+    assert {path.name for path in tmp_path.iterdir()} == {".step-00000004.removed", "final"}
+    assert [path.name for path in (tmp_path / ".step-00000004.removed").iterdir()] == ["notes.txt"]
+
+
 def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: str) -> Checkpoints:
     return Checkpoints(
         folder=folder,

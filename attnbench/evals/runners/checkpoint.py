@@ -12,10 +12,11 @@ from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import Measurement
+from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
 from attnbench.training.checkpoint import is_final
-from attnbench.training.job import TrainingJob, trained_on
+from attnbench.training.job import FAILED, TrainingJob, trained_on
 from attnbench.training.prepare import Run, row_settings
 
 
@@ -41,15 +42,37 @@ class EvaluationJob(Job):
     def protocol(self) -> dict[str, Any]:
         return protocol_of(self.primary)
 
+    def begin(self) -> dict[str, Any]:
+        """Look for the checkpoint before the results that are there are replaced."""
+        self._failure()
+        return super().begin()
+
+    def _failure(self) -> Measurement | None:
+        """Return the row that says why the training failed; None where its checkpoint is there.
+
+        Raises:
+            UserError: neither is there: runs.py may remove checkpoints until this process holds the folder.
+        """
+        if is_final(self.run.checkpoints):
+            return None
+        path = TrainingJob(self.run).results
+        rows = [row.measurement for row in read_results(path)] if path.exists() else []
+        failed = next((row for row in rows if row.status in FAILED), None)
+        if failed is None:
+            raise UserError(
+                f"{self.run.checkpoints / 'final'}: was removed before {self.settings.name} could read it; the command "
+                "that trained it trains it again"
+            )
+        return failed
+
     def rows(self) -> Iterator[Measurement]:
         target, options = self.settings.target, self.settings.options
         built = build(target, options, CheckpointEvaluation)
-        if is_final(self.run.checkpoints):
+        failed = self._failure()
+        if failed is None:
             instead = partial(built.failed, self.run, "out_of_memory")
             yield from until_out_of_memory(iter(built.run(self.run)), instead)
             return
-        of_training = (row.measurement for row in read_results(TrainingJob(self.run).results))
-        failed = next(row for row in of_training if row.status != "ok")
         yield from built.failed(self.run, failed.status, failed.reason)
 
 

@@ -205,8 +205,8 @@ class _Shard:
 
     def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, progress: dict[str, Any]) -> None:
         self.folder, self.split, self.tokenizer, self.progress = folder, split, tokenizer, progress
-        saved = progress.get(split, {"num_bytes": 0, "num_tokens": 0, "sha256": hashlib.sha256().hexdigest()})
-        self.num_bytes, self.num_tokens = saved["num_bytes"], saved["num_tokens"]
+        saved = progress.get(split, {})
+        self.num_bytes, self.num_tokens = saved.get("num_bytes", 0), saved.get("num_tokens", 0)
         self.num_saved_bytes = self.num_bytes
         self.count_V = np.zeros(tokenizer.size, dtype=np.int64)
         self.digest = hashlib.sha256()
@@ -215,16 +215,22 @@ class _Shard:
             # It was complete, and the others were not.
             (folder / f"{split}.tokens").rename(path)
         self.file: BinaryIO = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")  # noqa: SIM115
-        if not self._reads_back(saved["sha256"]):
-            log.warning(f"{path}: was altered since it was written, and is made anew")
+        if not self._reads_back() or (saved and saved["sha256"] != self._checksum()):
+            log.warning(f"{path}: it or progress.json was altered since it was written; it is made anew")
             self.num_bytes = self.num_tokens = self.num_saved_bytes = 0
             self.count_V[:], self.digest = 0, hashlib.sha256()
         end = HEADER_BYTES + self.num_tokens * tokenizer.dtype.itemsize
         self.file.truncate(end)
         self.file.seek(end)
 
-    def _reads_back(self, sha256: str) -> bool:
-        """Count what was saved; return whether it is still the same."""
+    def _checksum(self) -> str:
+        """Return the checksum of the tokens and of the length of their text, where the same command goes on."""
+        digest = self.digest.copy()
+        digest.update(f" {self.num_bytes}".encode())
+        return digest.hexdigest()
+
+    def _reads_back(self) -> bool:
+        """Count and hash the saved tokens; return False where some are missing or unknown to the tokenizer."""
         self.file.seek(HEADER_BYTES)
         left = self.num_tokens * self.tokenizer.dtype.itemsize
         while left:
@@ -237,7 +243,7 @@ class _Shard:
             if int(ids.max()) >= self.tokenizer.size:
                 return False
             self.count_V += np.bincount(ids, minlength=self.tokenizer.size)
-        return self.digest.hexdigest() == sha256
+        return True
 
     def passed(self, pieces: Iterable[bytes], shown: Progress) -> Iterator[bytes]:
         """Pass on the text whose tokens are not there yet."""
@@ -265,7 +271,7 @@ class _Shard:
         self.file.flush()
         os.fsync(self.file.fileno())
         self.num_saved_bytes = self.num_bytes
-        sizes = {"num_bytes": self.num_bytes, "num_tokens": self.num_tokens, "sha256": self.digest.hexdigest()}
+        sizes = {"num_bytes": self.num_bytes, "num_tokens": self.num_tokens, "sha256": self._checksum()}
         self.progress[self.split] = sizes
         replace_file(self.folder / "progress.json", json.dumps(self.progress) + "\n")
 
@@ -285,15 +291,24 @@ def _partial(path: Path) -> Path:
 
 
 def _saved(folder: Path, num_bytes: Mapping[str, int]) -> dict[str, Any]:
-    """Read how far a preparation came; nothing where it cannot be told."""
+    """Read how far a preparation came; an empty dictionary before the first save.
+
+    Raises:
+        UserError: the file was altered into something else.
+    """
     path = folder / "progress.json"
     if not path.exists():
         return {}
-    progress = read_object(path)
+    anew = f"remove {folder}, the same command makes it anew"
+    try:
+        progress = read_object(path)
+    except UserError as error:
+        raise UserError(f"{error}; {anew}") from None
     for split, sizes in progress.items():
-        counts = [sizes.get(name) for name in ("num_bytes", "num_tokens")] if isinstance(sizes, dict) else []
-        if split not in num_bytes or not counts or not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise UserError(f"{path}: was altered; remove {folder}, the same command makes it anew")
+        kinds = {"num_bytes": int, "num_tokens": int, "sha256": str}
+        are_typed = isinstance(sizes, dict) and all(type(sizes.get(name)) is kind for name, kind in kinds.items())
+        if split not in num_bytes or not are_typed or min(sizes["num_bytes"], sizes["num_tokens"]) < 0:
+            raise UserError(f"{path}: was altered; {anew}")
     return progress
 
 

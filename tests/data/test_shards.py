@@ -137,7 +137,40 @@ def test_a_partial_file_that_was_altered_is_made_anew(tmp_path, on_disk, monkeyp
         partial.write_bytes({"flip": bytes(content), "cut": bytes(content[:5000]), "gone": b""}[damage])
         caplog.clear()
         assert equal(load(tmp_path), whole)
-        assert "train.tokens.partial: was altered since it was written, and is made anew" in caplog.text
+        assert "train.tokens.partial: it or progress.json was altered since it was written" in caplog.text
+
+
+def test_an_altered_progress_is_one_line_or_made_anew(tmp_path, on_disk, monkeypatch, caplog):
+    write(tmp_path)
+    whole = load(tmp_path)
+    folder = folder_in(tmp_path)
+    shutil.rmtree(folder)
+    with monkeypatch.context() as context:
+        context.setattr(shards, "header_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            load(tmp_path)
+    path = folder / "progress.json"
+    kept = json.loads(path.read_text())
+    sizes = kept["train"]
+    for other in (3, {}, {**sizes, "num_bytes": -1}, {**sizes, "num_tokens": True}, {**sizes, "sha256": None}):
+        path.write_text(json.dumps({**kept, "train": other}))
+        with pytest.raises(UserError, match=r"progress\.json: was altered; remove .*, the same command makes it anew"):
+            load(tmp_path)
+    for text in ("[1]", "{", ""):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"progress\.json: .*; remove .*, the same command makes it anew"):
+            load(tmp_path)
+    # Fewer bytes would be read twice, and more would not be read.
+    for name, number in (("num_bytes", 0), ("num_bytes", 10**9), ("num_tokens", 5), ("num_tokens", 10**18)):
+        path.write_text(json.dumps({**kept, "train": {**sizes, name: number}}))
+        with monkeypatch.context() as context:
+            context.setattr(shards, "header_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            caplog.clear()
+            with pytest.raises(KeyboardInterrupt):
+                load(tmp_path)
+        assert "it or progress.json was altered" in caplog.text
+        assert json.loads(path.read_text()) == kept
+    assert equal(load(tmp_path), whole)
 
 
 def broken(folder: Path, kind: str, other: Path) -> None:

@@ -27,7 +27,7 @@ from attnbench.results.corpora import corpus_name
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
-from attnbench.settings.text import read_object, user_path
+from attnbench.settings.text import user_path
 
 NATS_OF_A_BYTE = math.log(256)
 """Charge for each byte of a character that a tokenizer does not know: that of a guess among all bytes."""
@@ -233,7 +233,7 @@ def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Token
     assert path is not None
     if path.exists():
         try:
-            return from_state(read_object(path))
+            return from_state(shards.read_made(path))
         except ValueError as error:
             raise UserError(f"{path}: {error}; remove {path.parent}, the same command makes it anew") from None
     if settings.vocabulary_size is None:

@@ -290,6 +290,18 @@ def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
+def read_made(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file of a folder of tokens.
+
+    Raises:
+        UserError: it cannot be read, or holds none; the message names the folder to remove.
+    """
+    try:
+        return read_object(path)
+    except UserError as error:
+        raise UserError(f"{error}; remove {path.parent}, the same command makes it anew") from None
+
+
 def _saved(folder: Path, num_bytes: Mapping[str, int]) -> dict[str, Any]:
     """Read how far a preparation came; an empty dictionary before the first save.
 
@@ -299,16 +311,12 @@ def _saved(folder: Path, num_bytes: Mapping[str, int]) -> dict[str, Any]:
     path = folder / "progress.json"
     if not path.exists():
         return {}
-    anew = f"remove {folder}, the same command makes it anew"
-    try:
-        progress = read_object(path)
-    except UserError as error:
-        raise UserError(f"{error}; {anew}") from None
+    progress = read_made(path)
     for split, sizes in progress.items():
         kinds = {"num_bytes": int, "num_tokens": int, "sha256": str}
         are_typed = isinstance(sizes, dict) and all(type(sizes.get(name)) is kind for name, kind in kinds.items())
         if split not in num_bytes or not are_typed or min(sizes["num_bytes"], sizes["num_tokens"]) < 0:
-            raise UserError(f"{path}: was altered; {anew}")
+            raise UserError(f"{path}: was altered; remove {folder}, the same command makes it anew")
     return progress
 
 
@@ -337,7 +345,7 @@ def opened(folder: Path) -> Tokens:
         UserError: the folder's files are torn, altered, or another corpus's.
     """
     path = folder / INDEX
-    content = read_object(path)
+    content = read_made(path)
     anew = f"remove {folder}, the same command makes it anew"
     try:
         tokenizer, fingerprint = from_state(content["tokenizer"]), content["fingerprint"]

@@ -214,7 +214,7 @@ def broken(folder: Path, kind: str, other: Path) -> None:
         ("another text's", "train.tokens is of another text, tokenizer or split"),
         ("missing", "train.tokens: missing"),
         ("no header", "is of another text, tokenizer or split"),
-        ("index", "cannot be read as JSON"),
+        ("index", r"cannot be read as JSON .*; remove .*, the same command makes it anew"),
         ("sizes", "does not fit its folder"),
         ("counts", "does not fit its folder"),
     ],

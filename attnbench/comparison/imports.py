@@ -103,14 +103,15 @@ def import_cells(
             log.info(f"import_check={check}: {marks['check']}")
         freeze = _freeze_to_take(cells, folder, plan, claim)
         taken = stager.taken(marks)
+        # First: where a process that is killed has written cells, the same command would find them scored without it.
+        if freeze is not None:
+            replace_file(folder / FREEZE, freeze)
         for path, text in taken.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             replace_file(plan.folder / path, text)
         # Results last: what is complete then has its environment beside it.
         for path in sorted(taken, key=lambda path: path.endswith(".jsonl")):
             (plan.folder / path).replace(folder / path)
-        if freeze is not None:
-            replace_file(folder / FREEZE, freeze)
     others = len(cells.folders) - len(stager.found)
     if others:
         log.info(f"{source}: {others} of its {len(cells.folders)} cells are none of this plan's, and left out")

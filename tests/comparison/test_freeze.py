@@ -488,6 +488,24 @@ def test_a_freeze_is_not_imported_over_scores_nor_for_another_plan(scored_plan, 
     assert not any((tmp_path / "changed" / "little").glob("*"))
 
 
+def test_an_import_that_is_cut_off_among_its_cells_has_the_freeze(scored_plan, text, tmp_path, monkeypatch):
+    carried, replaced = tmp_path / "cells.jsonl", Path.replace
+    carried_out(replace(settings(text, scored_plan.parent), exported=str(carried)))
+
+    def full(path: Path, target: Path) -> Path:
+        if path.suffix == ".jsonl" and ".import" in path.parts:
+            raise OSError(28, "No space left on device")
+        return replaced(path, target)
+
+    other = replace(settings(text, tmp_path / "other"), imported=str(carried))
+    with monkeypatch.context() as context:
+        context.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match="No space left on device"):
+            carried_out(other)
+    folder = carried_out(other)
+    assert (folder / "freeze.json").read_text() == (scored_plan / "freeze.json").read_text()
+
+
 def test_no_absolute_path_is_frozen_or_recorded(scored_plan, text):
     assert str(text) not in (scored_plan / "freeze.json").read_text()
     assert str(scored_plan.parent) not in (scored_plan / "comparison.json").read_text()

@@ -7,6 +7,7 @@ from functools import cache
 from statistics import fmean, median
 
 import pytest
+import yaml
 from pages import ROOT, read, shown_results
 
 from attnbench.report.inputs import read_inputs
@@ -322,3 +323,34 @@ def test_both_measures_of_copying_50_symbols_are_told():
         assert all(shown[of, "gated_deltanet"] in told for of in ("battery-h100", "mixers-h100")), page
         if page != "README.md":
             assert all(shown[of, "linear"] in told for of in ("battery-h100", "mixers-h100")), page
+
+
+def test_rates_of_every_mixer_hold_with_both_neighbours_but_for_the_one_that_the_page_names():
+    """The table's search trained two rates in full; searches.jsonl.gz has the best one's other neighbours."""
+    folder = ROOT / "docs" / "results" / "mixers-h100"
+    curves, chosen = {}, {}
+    for search in json.loads((folder / "comparison.json").read_text())["rates"]:
+        if search["evaluation"] == "training":
+            curves[search["variant"]] = {float(rate): [*nats] for rate, nats in search["seeds"].items()}
+            chosen[search["variant"]] = search["chosen"]
+    with gzip.open(folder / "searches.jsonl.gz", "rt") as lines:
+        files = {line["path"]: line["text"] for line in map(json.loads, lines)}
+    rates = {path.split("/")[0]: yaml.safe_load(text) for path, text in files.items() if path.endswith("config.yaml")}
+    for path, text in files.items():
+        for row in map(json.loads, text.splitlines() if path.endswith(".jsonl") else ()):
+            if row.get("metric") == "nats_per_character":
+                rate = rates[row["run"]]["train"]["learning_rate"]
+                curves[row["variant"]].setdefault(rate, []).append(row["value"])
+    means = {name: {rate: fmean(nats) for rate, nats in curve.items()} for name, curve in curves.items()}
+    best = {name: min(curve, key=curve.__getitem__) for name, curve in means.items()}
+    grid = [0.001 * 2**step for step in range(6)]
+    for name, curve in curves.items():
+        index = grid.index(best[name])
+        assert {*grid[index - 1 : index + 2]} <= curve.keys(), name
+        assert all(len(nats) == 3 for nats in curve.values()), name
+    assert {name for name, rate in best.items() if rate != chosen[name]} == {"softmax_sigmoid"}
+    told = " ".join(read("docs/results/mixers-h100/README.md").split())
+    assert f"for softmax by {means['softmax'][0.004] - means['softmax'][0.008]:.4f} nats a character" in told
+    gained = means["softmax_sigmoid"][0.016] - means["softmax_sigmoid"][0.004]
+    assert f"which is {gained:.4f} nats ({gained:.2%} of perplexity)".replace("%", " %") in told
+    assert f"({len(rates)} trainings more" in told

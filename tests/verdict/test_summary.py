@@ -349,12 +349,11 @@ def test_inference_shows_decoding_and_the_bytes_that_it_reads():
 
 def test_axes_that_are_no_numbers_or_missing_order_before_numbers():
     rows = [
-        speed("softmax", "short", 1.0),
-        speed("softmax", 256, 2.0),
-        row("softmax", metric="tokens_per_second", value=3.0, settings={"kind": "x"}, evaluation="throughput"),
+        row("softmax", metric="decode_tokens_per_second", value=value, settings=settings, evaluation="inference")
+        for value, settings in ((1.0, {"cache_length": "short"}), (2.0, {"cache_length": 256}), (3.0, {"kind": "x"}))
     ]
-    (column,) = headline_columns(figures(rows), "throughput")
-    assert column.settings["sequence_length"] == 256
+    (column,) = headline_columns(figures(rows), "inference")
+    assert column.settings["cache_length"] == 256
 
 
 def test_the_summary_says_which_way_is_better_as_the_primary_metric_does():

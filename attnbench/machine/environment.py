@@ -145,12 +145,13 @@ def source_commit(root: Path) -> tuple[str | None, bool | None]:
 def commit_of(path: Path) -> tuple[str, str] | None:
     """Return the first commit that has the present content of a file, under whatever name, and its date.
 
-    Of the repository that the file lies in, tracked or not; None where it lies in none, or no commit has it.
+    Of the repository that the file lies in, tracked or not; None where it lies in none, where no commit has it, and in
+    a shallow clone, whose first commit has all files.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
     try:
-        if root is None:
+        if root is None or _git(root, "rev-parse", "--is-shallow-repository") != "false":
             return None
         blob = _git(root, "hash-object", "--", str(path))
         commits = _git(root, "log", "--format=%h %cI", f"--find-object={blob}").splitlines()

@@ -68,7 +68,11 @@ def frozen_sentence(
         *_changed_since(freeze["protocols"]),
     ]
     faults = [fault for fault in faults if fault]
-    in_git = f"freeze.json in git since {committed[0]}" if committed is not None else "freeze.json in no commit"
+    in_git = (
+        f"freeze.json in git since {committed[0]}"
+        if committed is not None
+        else "freeze.json in no commit that is known here"
+    )
     where = f"Frozen on {freeze['frozen']} at commit {freeze['commit'] or 'unknown'} ({in_git})"
     return f"{where}, but {'; '.join(faults)}." if faults else f"{where}, before the first score."
 

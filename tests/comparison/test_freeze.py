@@ -352,7 +352,10 @@ def altered(path: Path, **changed) -> None:
 
 def test_a_plan_that_was_frozen_before_its_first_score_says_so(scored_plan):
     said = read_inputs(scored_plan).frozen
-    assert re.fullmatch(r"Frozen on 20\S+ at commit \S+ \(freeze\.json in no commit\), before the first score\.", said)
+    assert re.fullmatch(
+        r"Frozen on 20\S+ at commit \S+ \(freeze\.json in no commit that is known here\), before the first score\.",
+        said,
+    )
     # The published page and its folder have it too.
     target = scored_plan.parent / "published"
     target.mkdir()

@@ -314,6 +314,8 @@ def _check_sum(path: Path, checksums: Mapping[str, str]) -> None:
         checksum = _sha256(path)
     except FileNotFoundError:
         raise UserError(f"{path}: missing, so {path.parent} is no complete checkpoint") from None
+    except OSError as error:
+        raise UserError(f"{path.parent}: not a readable checkpoint ({error})") from None
     if checksum != checksums[path.name]:
         raise UserError(f"{path}: altered or torn, its checksum does not match state.json")
 

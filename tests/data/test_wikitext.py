@@ -124,12 +124,12 @@ def test_what_datasets_loads_is_checked_and_a_failure_is_one_line(away, monkeypa
     source = publish(monkeypatch, away / "hub" / wikitext.FOLDERS["raw"])
     asked = []
 
-    def load(name: str, config: str, load_dataset=datasets.load_dataset, **options):
+    def load(name: str, config: str, builder=datasets.load_dataset_builder, **options):
         asked.append((name, config))
-        return load_dataset(str(source))
+        return builder(str(source))
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", away / "tables")
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
     monkeypatch.setattr(hub, "answers", lambda url, limit_seconds: True)
     corpus = load_corpus(DataSettings(name="wikitext2"), 8, away)
     assert (corpus.name, asked) == ("wikitext2-raw-v1", [("Salesforce/wikitext", "wikitext-2-raw-v1")])
@@ -137,7 +137,7 @@ def test_what_datasets_loads_is_checked_and_a_failure_is_one_line(away, monkeypa
     write_parquet(source / "test-00000-of-00001.parquet", LINES[1:])
     with pytest.raises(UserError, match=r"Salesforce/wikitext: is not WikiText-2 raw, by its characters \(train "):
         load_corpus(DataSettings(name="wikitext2"), 8, away)
-    monkeypatch.setattr(datasets, "load_dataset", break_off)
+    monkeypatch.setattr(datasets, "load_dataset_builder", break_off)
     with pytest.raises(UserError, match=r"data.config=wikitext-2-raw-v1: cannot be loaded \(connection reset request"):
         load_corpus(DataSettings(name="wikitext2"), 8, away)
 

@@ -290,7 +290,8 @@ def test_a_signal_during_the_last_step_ends_the_command_after_the_scores(tmp_pat
 def expect_failed(found: list[ResultRow], settings: RunSettings, status: str, reason: str) -> None:
     """Every score that the task names has a row that says why it has no number."""
     task = prepared(settings).task
-    failed = [row.measurement for row in found if row.measurement.status != "ok"]
+    # The training of few steps has no speed, whatever became of its scores.
+    failed = [row.measurement for row in found if row.measurement.status not in ("ok", "not_reached")]
     assert {own.status for own in failed} == {status}
     assert all(reason in own.reason for own in failed)
     places = [(metric, own) for metric, own in task.axes()]

@@ -174,7 +174,7 @@ def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
     assert not code, errors
     made = folder / "huggingface"
     card = (made / "README.md").read_text()
-    assert f"python scripts/export.py run={folder} checkpoint=best" in card
+    assert f"python scripts/export.py run={folder.name} checkpoint=best" in card
     assert "| mixer | flash, as Softmax, 2 layers |" in card
     assert (made / "LICENSE").read_text().startswith("MIT License")
     assert (made / "results.csv").read_text().count("\n") > 3

@@ -159,11 +159,7 @@ BAD_OF_OTHERS = {
     (COMPARE, "plan.overrides=['eval.recall.preset=tiny']"): ["eval.recall.preset=tiny", "small", "zoology"],
     (COMPARE, "plan.overrides=['eval.inference.x=1']"): ["eval.inference.x=1", "plan.evaluations", "plan.only"],
     (COMPARE, "plan.evaluations=[nope,perplexity]"): ["eval=nope", "recall"],
-    (COMPARE, "plan.evaluations=[recall]"): [
-        "plan.tested=['perplexity']",
-        "plan.evaluations=['recall']",
-        "plan.tested=null",
-    ],
+    (COMPARE, "plan.tested=[mad]"): ["plan.tested=['mad']", "plan.evaluations=[", "plan.tested=null"],
     (COMPARE, "+plan.variants.mine=['attn.conv_size=4']"): ["plan.variants.mine", "attn=NAME"],
     (COMPARE, "device=tpu"): ["device=tpu", "cpu"],
     (COMPARE, "outputs_dir="): ["outputs_dir", "folder"],

@@ -4,12 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from attnbench.mixers.base import Mixer
-from attnbench.mixers.recipe import undone
 from attnbench.report.sections import words
 from attnbench.report.sections.verdicts import MANY
 from attnbench.results.corpora import split_name
@@ -17,6 +15,9 @@ from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF, RecipeSettings
+
+if TYPE_CHECKING:
+    from attnbench.mixers.base import Mixer
 
 PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "name")
 """Options of mixers that are parts around them."""
@@ -113,14 +114,19 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
 
 
 @cache
-def _classes() -> dict[str, type[Mixer]]:
-    """Find this package's mixers by the name of their class, which rows have."""
+def _classes() -> "dict[str, type[Mixer]]":
+    """Find this package's mixers by the name of their class, which rows have.
+
+    Imported here, because mixers load torch, and commands answer a signal before that.
+    """
+    from attnbench.mixers.base import Mixer
+
     files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((CONF / "attn").glob("*.yaml"))]
     targets = [target for content in files if (target := content["_target_"]).startswith("attnbench.mixers.")]
     return {cls.__name__: cls for cls in (resolve(target, Mixer) for target in targets)}
 
 
-def _known(mixer: str) -> list[type[Mixer]]:
+def _known(mixer: str) -> "list[type[Mixer]]":
     """List the classes of a row's mixer, of a hybrid all; empty where one of them is from elsewhere."""
     names = mixer.split("+")
     return [_classes()[name] for name in names] if all(name in _classes() for name in names) else []
@@ -134,6 +140,8 @@ def _activation(mixer: str, options: dict[str, Any]) -> dict[str, str]:
 
 def _undone(options: dict[str, Options]) -> list[str]:
     """Name the variants with a part that undoes their mixer, and the reason."""
+    from attnbench.mixers.recipe import undone
+
     found = {
         f"{name} ({_shown(given[name])}) undoes the mixer of {variant}: {reason}.": None
         for by_variant in options.values()

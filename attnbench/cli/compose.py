@@ -65,7 +65,7 @@ def _in_own_job() -> bool:
     """True where Hydra has been started with the yamls of conf/, and not by a program with yamls of its own."""
     hydra_here = GlobalHydra.instance()
     return hydra_here.is_initialized() and any(
-        (source.provider, source.path) == ("main", f"file://{CONF}")
+        source.provider == "main" and Path(source.path.removeprefix("file://")) == CONF
         for source in hydra_here.config_loader().get_search_path().get_path()
     )
 

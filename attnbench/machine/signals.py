@@ -110,8 +110,7 @@ def interruptible(message: str) -> Iterator[None]:
     """Raise `Interrupted` with this message at a signal inside, and again at the end where a library lost it.
 
     A library that was in the middle of something, loading tensors or itself, may turn any exception into another error,
-    or lose it; its result is not to be trusted then. In a thread
-    other than the main one nothing changes, see `heard`.
+    or lose it; its result is not to be trusted then. In a thread other than the main one nothing changes, see `heard`.
     """
     came: list[int] = []
 

@@ -64,7 +64,7 @@ def settings_of(page: str, outputs: Path) -> ComparisonSettings:
 
 
 def corpus_of(texts: dict[str, str]) -> SimpleNamespace | None:
-    """What a plan asks of the corpus that the cells were trained on, which is not there; None: they need none."""
+    """Stand-in for the corpus of the cells, which is not on this machine; None: they read none."""
     configs = (yaml.load(text, yaml.CSafeLoader) for path, text in texts.items() if path.endswith("config.yaml"))
     config = next((it for it in configs if "resolved" in it and it["data"]["name"] == "wikitext2"), None)
     if config is None:

@@ -144,4 +144,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The child process imports Reader from the module `fuzz`: it does not run this program.
+    from fuzz import main as run_as_module
+
+    run_as_module()

@@ -1,5 +1,9 @@
 """The short form of `make fuzz`: dozens of inputs a kind, the same every time."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from fuzz import CAP_MIB, MAX_DEATHS, Reader, fuzz
 from fuzz_kinds import KINDS
@@ -37,3 +41,11 @@ def test_a_reader_that_cannot_start_is_not_started_for_every_input():
     with pytest.raises(RuntimeError, match=f"the reader died {MAX_DEATHS} times in a row, ended with exit code 1"):
         fuzz(Dying(Reader, CAP_MIB), "texts", 5000)
     assert len(started) == MAX_DEATHS
+
+
+def test_the_program_of_make_fuzz_runs():
+    program = Path(__file__).parents[1] / "fuzz.py"
+    command = [sys.executable, program, "--kinds", "texts", "--inputs", "4"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=program.parents[1])
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("texts: 4 inputs"), ended.stdout

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnbench.cli.commands import sample
     from attnbench.cli.compose import compose
+    from attnbench.cli.generation import sample
     from attnbench.comparison.execute import run
     from attnbench.model.stored import load_checkpoint
     from attnbench.results.tables import read_folders
@@ -52,7 +52,7 @@ DEFINED_IN = {
     "prepare": "training.prepare",
     "read_folders": "results.tables",
     "run": "comparison.execute",
-    "sample": "cli.commands",
+    "sample": "cli.generation",
 }
 
 

@@ -117,7 +117,7 @@ def columns(given: argparse.Namespace, folder: Path) -> Iterator[Column]:
 
 def command(words: list[str], device: str, place: Path) -> list[str]:
     return [
-        *(sys.executable, "scripts/compare.py", *words),
+        *(sys.executable, "-m", "attnbench", "compare", *words),
         *(f"device={device}", "logger=none", "report=false", f"outputs_dir={place / 'outputs'}"),
     ]
 

@@ -373,7 +373,7 @@ class Overrides(Kind):
 
 COMPARISON = {
     "plan": "demo",
-    "command": "python scripts/compare.py plan=demo",
+    "command": "attnbench compare plan=demo",
     "variants": ["softmax", "linear"],
     "rank": ["softmax", "linear"],
     "reference": None,

@@ -122,7 +122,7 @@ def _bench(folder: Path) -> Iterator[dict[str, Any]]:
     """Axes and status of an operator table, and whether its errors are small; no times."""
     words = ["bench=attention", "device=cpu", f"outputs_dir={folder / 'bench'}", *bench_words("attention")]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose_hydra("benchmark", words, return_hydra_config=True)
+        config = compose_hydra("bench", words, return_hydra_config=True)
         measured = run_bench(read_bench(config, config.hydra), compose_mixers)
     for row in _results(measured):
         measurement = row.measurement

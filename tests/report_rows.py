@@ -253,7 +253,7 @@ def _record(files: list[str]) -> dict[str, Any]:
     ]
     return {
         "plan": "demo",
-        "command": "python scripts/compare.py plan=demo",
+        "command": "attnbench compare plan=demo",
         "variants": list(SKILL),
         "rank": list(SKILL),
         "reference": None,

@@ -12,8 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_here(script: str, *words: str, cwd: Path = ROOT) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `python scripts/<script> words` in the folder `cwd`."""
+def run_here(program: str, *words: str, cwd: Path = ROOT) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a program in the folder `cwd`.
+
+    Args:
+        program: a file of scripts/, or a subcommand of attnbench.
+    """
     logger = logging.getLogger("attnbench")
     handlers, level, code = list(logger.handlers), logger.level, 0
     output, errors = io.StringIO(), io.StringIO()
@@ -23,13 +27,19 @@ def run_here(script: str, *words: str, cwd: Path = ROOT) -> tuple[int, str, str]
         contextlib.redirect_stderr(errors),
         contextlib.chdir(cwd),
     ):
-        patch.setattr(sys, "argv", [f"scripts/{script}", *words])
+        is_script = program.endswith(".py")
+        patch.setattr(sys, "argv", [f"scripts/{program}", *words] if is_script else ["attnbench", program, *words])
+        # A command adds its folder, and its conf/.
+        patch.setattr(sys, "path", list(sys.path))
         # A script sets it for its process; here it is taken back afterwards.
         patch.setenv("HYDRA_FULL_ERROR", "0")
         # The script adds a handler that writes to standard error as it is now.
         logger.handlers = []
         try:
-            runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+            if is_script:
+                runpy.run_path(str(ROOT / "scripts" / program), run_name="__main__")
+            else:
+                runpy.run_module("attnbench", run_name="__main__")
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
             errors.write(f"{ending.code}\n" if isinstance(ending.code, str) else "")

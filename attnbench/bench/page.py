@@ -42,7 +42,7 @@ class Measured:
 
 
 def is_bench(folder: Path) -> bool:
-    """True for the folder of a run of benchmark.py."""
+    """True for the folder of a run of attnbench bench."""
     path = folder / "config.yaml"
     return path.exists() and "bench" in _content(path)
 
@@ -155,10 +155,10 @@ def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The settings of a run of benchmark.py."""
+    """The settings of a run of attnbench bench."""
     content = _content(folder / "config.yaml")
     if "bench" not in content:
-        raise UserError(f"{folder}: is no run of benchmark.py")
+        raise UserError(f"{folder}: is no run of attnbench bench")
     return content["bench"]
 
 

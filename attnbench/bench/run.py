@@ -1,4 +1,4 @@
-"""Runs of benchmark.py: the cells of a bench one after another, each in a results file of its own.
+"""Runs of attnbench bench: the cells of a bench one after another, each in a results file of its own.
 
 outputs/benchmark/<bench>/<precision>-<hash>/ config.yaml environment.json train.log results/
 """

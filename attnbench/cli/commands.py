@@ -1,218 +1,247 @@
-"""Text from the model of a run: generate.py, and `load_checkpoint` and `sample` for programs."""
+"""The subcommands of `attnbench`. Each program of scripts/ that has the same name runs the same function.
 
-import logging
+A function imports the code that does the work when a job begins: torch takes longer to load than settings to check.
+"""
+
+import argparse
 import sys
-import time
-from codecs import getincrementaldecoder
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
+from attnbench.machine.signals import ending_in_one_line
+from attnbench.settings.finding import FindingSettings, FindingsSettings
+from attnbench.settings.runs import RunsSettings
+from attnbench.settings.schema import (
+    BenchSettings,
+    ComparisonSettings,
+    DoctorSettings,
+    ExportSettings,
+    GenerationSettings,
+    RunSettings,
+)
 
-from attnbench.data.pieces import BYTE_ORDER_MARK
-from attnbench.data.tokenizer import Tokenizer
-from attnbench.machine.environment import device_name
-from attnbench.machine.locks import device_lock
-from attnbench.machine.precision import computing, dtype_of
-from attnbench.machine.signals import answering
-from attnbench.model.language_model import LanguageModel
-from attnbench.model.sampling import FiniteSampling, Writer, check_states, write_by_recomputation
-from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
-from attnbench.settings.check import check
-from attnbench.settings.errors import UserError
-from attnbench.settings.hybrid import backends_of, parts_of
-from attnbench.settings.schema import GenerationSettings, RunSettings
-from attnbench.settings.text import printable_text, read_bounded, user_path
-from attnbench.training.checkpoint import checkpoint_of
-from attnbench.training.prepare import check_code
-
-log = logging.getLogger(__name__)
-
-MAX_PROMPT_BYTES = 2**24
+DEMO = ("plan=demo", "device=cpu", "logger=offline")
+"""Words of `attnbench demo`; a word of the command line replaces the one of the same setting."""
 
 
-def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
-    """Continue a prompt with the model of a run, on standard output; return the run's folder.
+def demo() -> None:
+    """Compare four mixers on this machine's CPU in minutes, without a download."""
+    given = {word.partition("=")[0] for word in sys.argv[1:]}
+    sys.argv[1:1] = [word for word in DEMO if word.partition("=")[0] not in given]
+    compare()
 
-    Args:
-        trained: the settings in the run's config.yaml, with the device to use.
 
-    Raises:
-        UserError: no finished training is there, a prompt that cannot be read or has characters that the model does not
-            know, or a backend that only trains.
-    """
-    folder = Path(settings.run).absolute()
-    model, record = load_checkpoint(
-        checkpoint_of(folder, settings.checkpoint),
-        device=trained.device,
-        precision=trained.train.precision,
-        backend={name: part.options.get("backend", "auto") for name, part in parts_of(trained.mixer).items()},
+def train() -> None:
+    """Train one mixer in a language model and evaluate it."""
+    from attnbench.cli.launch import launch
+
+    def main(settings: RunSettings) -> Path:
+        from attnbench.comparison.execute import run
+
+        return run(settings)
+
+    launch(main, "train", _print_summary, together=True)
+
+
+def compare() -> None:
+    """Compare variants by a plan: train, evaluate, judge, write a report."""
+    from attnbench.cli.compose import compose
+    from attnbench.cli.launch import launch
+    from attnbench.cli.reading import read_comparison
+
+    def main(settings: ComparisonSettings) -> Path:
+        from attnbench.comparison.compare import compare
+
+        return compare(settings, compose)
+
+    launch(main, "compare", read=read_comparison)
+
+
+def evaluate() -> None:
+    """Run more evaluations on a trained run."""
+    from attnbench.cli.launch import launch
+    from attnbench.cli.reading import read_evaluation
+
+    def main(wanted: tuple[Path, RunSettings]) -> Path:
+        from attnbench.comparison.execute import evaluate_again
+
+        return evaluate_again(*wanted)
+
+    launch(main, "evaluate", _print_summary, read_evaluation)
+
+
+def _print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
+    from attnbench.report.terminal import print_summary
+
+    print_summary(folders)
+
+
+def findings() -> None:
+    """Test published claims at small scale."""
+    from attnbench.cli.compose import compose
+    from attnbench.cli.findings import named_words, read_findings
+    from attnbench.cli.launch import launch
+
+    def main(wanted: tuple[FindingsSettings, list[FindingSettings]]) -> Path:
+        from attnbench.comparison.findings import run_findings
+
+        return run_findings(*wanted, compose)
+
+    sys.argv[1:] = named_words(sys.argv[1:])
+    launch(main, "findings", read=read_findings)
+
+
+@ending_in_one_line()
+def report() -> None:
+    """Write the report of an experiment, or compare two experiments."""
+    parser = argparse.ArgumentParser(description=report.__doc__)
+    parser.add_argument("folder", help="an experiment of outputs/, a run, or a published folder")
+    parser.add_argument(
+        "other",
+        nargs="?",
+        help="another, whose variants are compared with those of the first, seed by seed; either of the two may be "
+        "FOLDER@COMMIT or FOLDER@DATE, for the rows of one commit or of one day (2026-11-24)",
     )
-    check_code(folder, record.mixers)
-    if not settings.recompute:
-        check_states(model)
-    prompt = read_prompt(settings)
-    started = time.perf_counter()
-    with _continued(settings, model, record, prompt) as tokens:
-        tokenizer = tokenizer_of(record)
-        num_written = _show(prompt, tokens, tokenizer, settings.num_samples)
-    log.info(
-        f"{trained.mixer.name} ({backends_of(record.mixers)}), {record.precision}, "
-        f"{device_name(_device_of(model))}: "
-        f"{settings.num_samples} × {num_written} {tokenizer.units} in {time.perf_counter() - started:.2f} s"
-    )
-    return folder
+    parser.add_argument("--output", type=Path, help="folder to write; FOLDER/report if not given")
+    given = parser.parse_args()
+    from attnbench.report.page import write_report
+    from attnbench.report.versus import write_versus
 
-
-def sample(
-    model: LanguageModel,
-    record: ModelRecord,
-    prompt: str,
-    *,
-    num_tokens: int = 256,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-) -> str:
-    """Return the text that follows a prompt; model and record are `load_checkpoint`'s, the rest generate.py's settings.
-
-    Raises:
-        UserError: a setting out of range, characters that the model does not know, or a backend that only trains.
-    """
-    device = str(_device_of(model))
-    settings = GenerationSettings(
-        **{"run": "", "checkpoint": "final", "prompt": prompt, "prompt_file": None, "num_samples": 1},
-        **{"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k, "seed": seed},
-        **{"recompute": False, "backend": None, "device": device},
-    )
-    check(settings)
-    check_states(model)
-    with _continued(settings, model, record, read_prompt(settings)) as tokens:
-        return tokenizer_of(record).decode(torch.cat(list(tokens)).tolist())
-
-
-def _device_of(model: LanguageModel) -> torch.device:
-    return model.embedding.weight.device
-
-
-@contextmanager
-def _continued(
-    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, prompt: str
-) -> Iterator[Iterator[Tensor]]:
-    """Yield the tokens that follow a prompt, made as they are taken; inside, the device computes in the precision of
-    the record."""
-    device = _device_of(model)
-    tokens_T = encode_prompt(prompt, tokenizer_of(record)).to(device)
-    with ExitStack() as stack:
-        stack.enter_context(device_lock(device, shared=True))
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(computing(record.precision, device))
-        yield _tokens(settings, model, record, tokens_T)
-
-
-def read_prompt(settings: GenerationSettings) -> str:
-    """Return `prompt`, or the content of `prompt_file` or standard input, less what editors and echo add: a byte order
-    mark before it and a line end behind it.
-
-    Raises:
-        UserError: it is empty, is no UTF-8, or cannot be read.
-    """
-    if settings.prompt is not None:
-        name, text = "prompt", settings.prompt
+    if given.other is None:
+        print(write_report(Path(given.folder), target=given.output))
     else:
-        name = "standard input" if settings.prompt_file is None else f"prompt_file={settings.prompt_file}"
-        try:
-            if settings.prompt_file is not None:
-                text = read_bounded(user_path(settings.prompt_file), MAX_PROMPT_BYTES)
-            else:
-                text = _read_standard_input()
-        except OSError as error:
-            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}: not valid UTF-8 ({error.reason} at byte {error.start}); convert it to UTF-8"
-            ) from None
-        text = text.removeprefix(BYTE_ORDER_MARK).removesuffix("\n")
-    if not text:
-        raise UserError(f"{name}: is empty, and the model continues at least one character")
-    return text
+        print(write_versus(given.folder, given.other, target=given.output))
 
 
-def _read_standard_input() -> str:
-    if sys.stdin.isatty():
-        log.info("prompt= and prompt_file= are null: type the prompt, then Ctrl-D")
-    content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-    if len(content) > MAX_PROMPT_BYTES:
-        raise UserError(f"standard input: longer than the {MAX_PROMPT_BYTES} bytes that a prompt may have")
-    return content.decode()
+def runs() -> None:
+    """List, compare and remove runs."""
+    from attnbench.cli.launch import launch
+    from attnbench.cli.runs import names_as_texts, read_runs
+
+    def main(settings: RunsSettings) -> Path:
+        from attnbench.report.runs import show_runs
+
+        return show_runs(settings)
+
+    sys.argv[1:] = names_as_texts(sys.argv[1:])
+    launch(main, "runs", read=read_runs)
 
 
-def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
-    """Return the tokens of a prompt, (T,) int64 on the CPU.
+def generate() -> None:
+    """Continue a prompt with the model of a run."""
+    from attnbench.cli.launch import launch
+    from attnbench.cli.reading import read_generation
 
-    Raises:
-        UserError: characters that are not in the vocabulary, by name.
-    """
-    tokenizer.check_known(text)
-    return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
+    def main(wanted: tuple[GenerationSettings, RunSettings]) -> Path:
+        from attnbench.cli.generation import write_text
+
+        return write_text(*wanted)
+
+    launch(main, "generate", read=read_generation)
 
 
-def _tokens(
-    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor
-) -> Iterator[Tensor]:
-    prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
-    sampling = FiniteSampling(
-        batch_size=settings.num_samples,
-        # Neither the unknown symbol nor what pads the embedding can be written.
-        num_characters=tokenizer_of(record).num_writable,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        seed=settings.seed,
-        device=device,
+def export() -> None:
+    """Write the model of a run as a folder that another library loads."""
+    from attnbench.cli.launch import launch
+    from attnbench.cli.reading import read_export
+
+    def main(wanted: tuple[ExportSettings, RunSettings]) -> Path:
+        from attnbench.export.huggingface import export_run
+
+        return export_run(*wanted)
+
+    launch(main, "export", read=read_export)
+
+
+def doctor() -> None:
+    """Check the mixers and kernels that this machine can run."""
+    from attnbench.cli.compose import compose_mixers
+    from attnbench.cli.launch import launch
+    from attnbench.cli.reading import read_doctor
+
+    def main(settings: DoctorSettings) -> Path:
+        from attnbench.correctness.doctor import diagnose
+
+        return diagnose(settings, compose_mixers(settings.mixers))
+
+    launch(main, "doctor", read=read_doctor)
+
+
+def bench() -> None:
+    """Time operators alone and print their table."""
+    from attnbench.cli.compose import compose_mixers
+    from attnbench.cli.launch import launch
+    from attnbench.cli.reading import read_bench
+
+    def main(settings: BenchSettings) -> Path:
+        from attnbench.bench.run import run_bench
+
+        return run_bench(settings, compose_mixers)
+
+    def summarise(folders: Mapping[Path, object]) -> None:
+        from attnbench.bench.page import print_tables
+
+        print_tables(list(folders))
+
+    launch(main, "bench", summarise, read_bench)
+
+
+@ending_in_one_line()
+def data() -> None:
+    """Download WikiText-2 into data/, or copy it from a folder, and check it."""
+    parser = argparse.ArgumentParser(description=data.__doc__)
+    parser.add_argument(
+        "--version",
+        choices=("raw", "v1"),
+        default="raw",
+        help="raw keeps every character; in v1 rare words are <unk>",
     )
-    if settings.recompute:
-        tokens = write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling)
-        return sampling.checked(tokens, record.precision)
-    writer = Writer(
-        model,
-        sampling,
-        batch_size=settings.num_samples,
-        max_length=len(tokens_T) + settings.num_tokens,
-        dtype=dtype_of(record.precision),
-        captured=device.type == "cuda",
+    parser.add_argument("--source", type=Path, help="a folder with the three parquet files; default: download them")
+    parser.add_argument("--root", type=Path, help="folder whose data/ is filled; default: the clone, or this folder")
+    given = parser.parse_args()
+    from attnbench.data.wikitext import prepare
+    from attnbench.results.folder import data_root
+
+    folder = prepare(given.version, given.source, given.root or data_root())
+    print(f"{folder}: WikiText-2 {given.version}, complete and as published")
+
+
+COMMANDS: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (demo, train, compare, evaluate, findings, report, runs, generate, export, doctor, bench, data)
+}
+
+
+def main() -> None:
+    """Run the subcommand that the command line names; without one, list them."""
+    name, *words = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(_listing())
+    elif name == "--version":
+        from importlib.metadata import version
+
+        print(f"attnbench {version('attnbench')}")
+    elif name in COMMANDS:
+        sys.argv = [f"attnbench {name}", *words]
+        COMMANDS[name]()
+    else:
+        from attnbench.settings.errors import did_you_mean, printable
+
+        print(
+            f"error: {printable(name)}: no such command{did_you_mean(name, COMMANDS)}; attnbench alone lists them",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
+
+
+def _listing() -> str:
+    lines = [f"  attnbench {name:<10}{(function.__doc__ or '').rstrip('.')}" for name, function in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Compare sequence mixers in the same language model, on the same data, by the same evaluations.",
+            "",
+            *lines,
+            "",
+            "attnbench COMMAND --help lists the settings of a command; attnbench --version prints the version.",
+        ]
     )
-    return sampling.checked(writer.write(prompt_BT, settings.num_tokens), record.precision)
-
-
-def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_samples: int) -> int:
-    """Print one text as it is written, several one after another when all are; nothing that a terminal obeys.
-
-    Returns:
-        Number of tokens made of each, fewer where nobody reads on.
-
-    Raises:
-        UserError: standard output cannot be written to.
-    """
-    count = 0
-    # A token may be a part of a character.
-    decoder = getincrementaldecoder("utf-8")("replace")
-    with answering() as output:
-        if num_samples == 1:
-            print(printable_text(prompt), end="", flush=True, file=output)
-            for token_B in tokens:
-                count += 1
-                text = decoder.decode(tokenizer.to_bytes(token_B.tolist()))
-                print(printable_text(text), end="", flush=True, file=output)
-            print(printable_text(decoder.decode(b"", final=True)), file=output)
-        else:
-            written_BT = torch.stack(list(tokens), dim=1)
-            count = written_BT.shape[1]
-            for index, token_T in enumerate(written_BT, start=1):
-                print(f"--- {index} of {num_samples}", file=output)
-                print(printable_text(prompt + tokenizer.decode(token_T.tolist())), file=output)
-    return count

@@ -11,7 +11,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from yaml import YAMLError
@@ -53,12 +53,20 @@ def compose(
     with nullcontext() if in_job else _own_hydra():
         keep_environment_out()
         if config_dir is not None:
-            _search_first(user_path(config_dir))
+            _search_also(user_path(config_dir))
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
             return read_settings(config, config.hydra)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
             raise UserError(explain(error, overrides)) from error
+
+
+def composed(config_name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+    """Return the configuration of a command line, Hydra's own node included, unchecked."""
+    with _own_hydra():
+        if config_dir is not None:
+            _search_also(user_path(config_dir))
+        return hydra.compose(config_name, list(overrides), return_hydra_config=True)
 
 
 def _in_own_job() -> bool:
@@ -86,8 +94,8 @@ def _own_hydra() -> Iterator[None]:
             VersionBase.instance().setbase(base)
 
 
-def _search_first(folder: Path) -> None:
-    """Make Hydra look for yamls in this folder before conf/, as it does for a command line with --config-dir."""
+def _search_also(folder: Path) -> None:
+    """Make Hydra look for yamls in this folder after conf/, as it does for a command line with --config-dir."""
     if not folder.is_dir():
         raise UserError(f"config_dir={folder}: there is no such folder")
     loader: Any = GlobalHydra.instance().config_loader()

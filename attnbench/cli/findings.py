@@ -39,7 +39,7 @@ def _takes_a_word(option: str) -> bool:
 
 
 def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettings, list[FindingSettings]]:
-    """Check the configuration of findings.py; return it, and the findings that it asks for.
+    """Check the configuration of attnbench findings; return it, and the findings that it asks for.
 
     Raises:
         UserError: as read_settings; or a finding that is unknown, or whose parts do not fit together.

@@ -17,28 +17,28 @@ INDENT = 2
 MIN_WIDTH, MAX_WIDTH = 80, 120
 
 
-def list_groups(script: str, folders: Sequence[Path]) -> str:
-    """Return one line for each group that a script takes, with its options.
+def list_groups(command: str, folders: Sequence[Path]) -> str:
+    """Return one line for each group that a command takes, with its options.
 
     Args:
-        script: name of the script; its yaml lies in the first of the folders, beside the groups.
+        command: name of the command; its yaml lies in the first of the folders, beside the groups.
         folders: searched for yamls; the first that has one counts.
     """
     lines = []
-    for group in groups_of(folders[0] / f"{script}.yaml"):
+    for group in groups_of(folders[0] / f"{command}.yaml"):
         lines.append(_wrapped(f"{group}: {', '.join(_options(group, folders))}", " " * INDENT) + "\n")
     return "".join(lines)
 
 
-def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], script: str, folders: Sequence[Path]) -> str:
+def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], command: str, folders: Sequence[Path]) -> str:
     """Return the settings as yaml, each with its comment.
 
     Args:
         values: the configuration that the command line composes.
         choices: the chosen option of each group; the evaluations' are the names of `values["eval"]`.
-        script, folders: as list_groups.
+        command, folders: as list_groups.
     """
-    path = folders[0] / f"{script}.yaml"
+    path = folders[0] / f"{command}.yaml"
     top_level = {setting: comment for setting, comment in read_comments(path).items() if setting}
     siblings: Comments = {}
     chosen: Comments = {}
@@ -60,19 +60,19 @@ def _options(group: str, folders: Sequence[Path]) -> list[str]:
 
 
 def groups_of(path: Path) -> list[str]:
-    """Return the groups in the defaults list of a script's yaml."""
+    """Return the groups in the defaults list of a command's yaml."""
     defaults = yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]
     names = [name for entry in defaults if isinstance(entry, dict) for name in entry]
     return sorted(name.removeprefix("optional ") for name in names if not name.startswith("override "))
 
 
-def scripts_with(name: str) -> list[str]:
-    """Return the scripts that choose a yaml of a group of this name or, where none does, that have such a setting at
-    the top level: train.py."""
-    paths = sorted(CONF.glob("*.yaml"))
-    choosing = [f"{path.stem}.py" for path in paths if name in {*groups_of(path)} - {"hydra"}]
-    having = {f"{path.stem}.py": yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
-    return choosing or [script for script, names in having.items() if name in {*names} - {"defaults", "hydra"}]
+def commands_with(name: str) -> list[str]:
+    """Return the commands that have a setting: those that choose a yaml of a group of this name or, where there are
+    none, those that have the setting at the top level."""
+    paths = {f"attnbench {path.stem}": path for path in sorted(CONF.glob("*.yaml"))}
+    choosing = [command for command, path in paths.items() if name in {*groups_of(path)} - {"hydra"}]
+    having = {command: yaml.safe_load(path.read_text(encoding="utf-8")) for command, path in paths.items()}
+    return choosing or [command for command, names in having.items() if name in {*names} - {"defaults", "hydra"}]
 
 
 def read_comments(path: Path) -> Comments:

@@ -1,10 +1,11 @@
-"""Entry of every script with a configuration: one job or a sweep, and mistakes as one line."""
+"""Entry of every command with a configuration: one job or a sweep, and mistakes as one line."""
 
 import logging
 import os
 import sys
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from attnbench.cli.compose import keep_environment_out, prepared_words
+from attnbench.cli.compose import composed, keep_environment_out, prepared_words
 from attnbench.cli.help import list_groups, list_settings
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.reading import read_settings
@@ -27,6 +28,8 @@ from attnbench.results.row_files import begin_sitting
 from attnbench.settings.errors import Interrupted, UserError, mendable, printable
 from attnbench.settings.schema import CONF
 from attnbench.settings.text import OneLine
+
+log = logging.getLogger(__name__)
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Environment variable with which Hydra raises its errors and a user sees tracebacks."""
@@ -50,7 +53,7 @@ def launch(
     *,
     together: bool = False,
 ) -> None:
-    """Run a script: compose its settings, call `main` once a job, and exit with 0 only if every job succeeds.
+    """Run a command: compose its settings, call `main` once a job, and exit with 0 only if every job succeeds.
 
     Args:
         main: does one job and returns the folder of its results.
@@ -106,12 +109,17 @@ def _launch(
         with interruptible(INTERRUPTED), _errors_of_hydra_raised():
             if not is_allowed:
                 raise UserError(
-                    f"torchrun: {config_name}.py runs in one process; train.py alone trains one model on several GPUs, "
-                    "and plan.devices=all of compare.py gives each a share of the cells"
+                    f"torchrun: attnbench {config_name} runs in one process; attnbench train alone trains one model on "
+                    "several GPUs, and plan.devices=all of attnbench compare gives each GPU a share of the cells"
                 )
             _refuse_rerun(sys.argv[1:])
-            sys.argv[1:] = prepared_words(_options_first(sys.argv[1:]))
-            job()
+            given, sys.argv[1:] = _options_first(prepared_words(sys.argv[1:]))
+            if given.config_dir is None:
+                given.config_dir = _look_in_this_folder()
+            if given.help and given.config_path is None:
+                print(composed(given.config_name or config_name, given.overrides, given.config_dir).hydra.help.template)
+            else:
+                job()
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)
         exit_code = interruption.exit_code
@@ -165,8 +173,8 @@ def _errors_of_hydra_raised() -> Iterator[None]:
             os.environ[FULL_ERROR] = before
 
 
-def _options_first(words: Sequence[str]) -> list[str]:
-    """Return a command line with its options before its overrides: Hydra refuses overrides on both sides of one.
+def _options_first(words: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return a parsed command line, and its words with options before overrides: Hydra refuses the opposite.
 
     Raises:
         UserError: an unknown option.
@@ -178,11 +186,27 @@ def _options_first(words: Sequence[str]) -> list[str]:
     parser = get_args_parser()
     # argparse would print eight lines and end the process.
     parser.error = refuse
-    overrides = parser.parse_intermixed_args(words).overrides
+    given = parser.parse_intermixed_args(words)
     options = list(words)
-    for word in overrides:
+    for word in given.overrides:
         options.remove(word)
-    return [*options, *overrides]
+    return given, [*options, *given.overrides]
+
+
+def _look_in_this_folder() -> str | None:
+    """Find a user's classes and yamls in the folder that the command is run in; return conf/ if it has such yamls.
+
+    Python looks for modules there last, so that no file of the folder takes the place of a library. The yamls of its
+    conf/ can be chosen beside attnbench's, as those of a --config-dir, and take the place of none.
+    """
+    sys.path.append(os.getcwd())
+    own = Path("conf")
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    if own.resolve() == CONF or not any((own / group).is_dir() for group in groups):
+        return None
+    log.info("conf/: its yamls can be chosen too (--config-dir names another folder)")
+    sys.argv[1:1] = ["--config-dir", str(own)]
+    return str(own)
 
 
 def _refuse_rerun(words: Sequence[str]) -> None:
@@ -223,13 +247,10 @@ def _explain_settings(config_name: str) -> None:
         choices, sources = _root_.hydra.runtime.choices, _root_.hydra.runtime.config_sources
         folders = [Path(source.path) for source in sources if source.schema == "file"]
         if what == "groups":
-            text = list_groups(config_name, folders)
-        else:
-            shown = OmegaConf.masked_copy(_root_, [str(name) for name in _root_ if name != "hydra"])
-            values: Any = OmegaConf.to_container(shown)
-            text = list_settings(values, choices, config_name, folders)
-        # Hydra fills in names behind a dollar sign.
-        return text.replace("$", "$$")
+            return list_groups(config_name, folders)
+        shown = OmegaConf.masked_copy(_root_, [str(name) for name in _root_ if name != "hydra"])
+        values: Any = OmegaConf.to_container(shown)
+        return list_settings(values, choices, config_name, folders)
 
     OmegaConf.register_new_resolver("help", explained, replace=True)
 

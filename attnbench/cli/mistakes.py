@@ -7,7 +7,7 @@ from pathlib import Path
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from attnbench.cli.help import scripts_with
+from attnbench.cli.help import commands_with
 from attnbench.cli.sweeps import SUBMITIT
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import did_you_mean, mendable, printable
@@ -88,15 +88,16 @@ def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str
 
 
 def _elsewhere(word: str, overrides: Sequence[str]) -> str:
-    """Return which other scripts take this word of a command line, as the end of a message."""
+    """Return which other commands take this word of a command line, as the end of a message."""
+    train = "attnbench train"
     # Most words are meant for a training.
-    scripts = sorted(scripts_with(setting_of(word).partition(".")[0]), key=lambda script: script != "train.py")
-    if not scripts:
+    commands = sorted(commands_with(setting_of(word).partition(".")[0]), key=lambda command: command != train)
+    if not commands:
         return ""
-    has = "has" if len(scripts) == 1 else "have"
-    of_a_plan = scripts[0] == "train.py" and any(setting_of(it) == "plan" for it in overrides)
+    has = "has" if len(commands) == 1 else "have"
+    of_a_plan = commands[0] == train and any(setting_of(it) == "plan" for it in overrides)
     told = "; in a plan it is a word of its overrides, see docs/protocol.md" if of_a_plan else ""
-    return f"; {' and '.join(scripts)} {has} it: python scripts/{scripts[0]} {word}{told}"
+    return f"; {' and '.join(commands)} {has} it: {commands[0]} {word}{told}"
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:

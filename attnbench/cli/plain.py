@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from attnbench.cli.help import scripts_with
+from attnbench.cli.help import commands_with
 from attnbench.settings.check import read, setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
@@ -53,11 +53,11 @@ def _refuse_unused(hydra_config: Any) -> None:
 
 
 def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
-    """Call settings.check.read; the message about an unknown setting names the scripts that have it."""
+    """Call settings.check.read; the message about an unknown setting names the commands that have it."""
 
     def hint(name: str) -> str:
-        scripts = scripts_with(name)
-        return f"; {' and '.join(scripts)} has it" if scripts else ""
+        commands = commands_with(name)
+        return f"; {' and '.join(commands)} has it" if commands else ""
 
     return read(cls, values, given=given, hint=hint)
 
@@ -80,10 +80,10 @@ def opened(group: str, name: str | None, values: Any) -> dict[str, Any]:
     return {"target": target, "options": options}
 
 
-def typed(script: str, hydra_config: Any) -> str:
+def typed(command: str, hydra_config: Any) -> str:
     """Return the command line as a reader would type it again."""
     folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _config_dirs(hydra_config)]
-    return " ".join([f"python scripts/{script}.py", *folders, *map(shlex.quote, hydra_config.overrides.task)])
+    return " ".join([f"attnbench {command}", *folders, *map(shlex.quote, hydra_config.overrides.task)])
 
 
 def _config_dirs(hydra_config: Any) -> list[Path]:

@@ -59,7 +59,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
 
 
 def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings:
-    """Check the configuration of compare.py; its variants are checked when the plan is carried out.
+    """Check the configuration of attnbench compare; its variants are checked when the plan is carried out.
 
     Raises:
         UserError: as read_settings.
@@ -113,7 +113,7 @@ def _seeds_of_looks(hydra_config: Any) -> dict[str, Any]:
 
 
 def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
-    """Check the configuration of doctor.py.
+    """Check the configuration of attnbench doctor.
 
     Raises:
         UserError: as read_settings.
@@ -122,7 +122,7 @@ def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
 
 
 def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
-    """Check the configuration of benchmark.py and the bench's constructor.
+    """Check the configuration of attnbench bench and the bench's constructor.
 
     Raises:
         UserError: as read_settings.
@@ -130,7 +130,7 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
     values = plain(config, hydra_config)
     name = Path(hydra_config.runtime.choices["bench"]).name
     target = opened("bench", name, values.pop("bench", None))
-    settings = read_plain(BenchSettings, values, name=name, **target, command=typed("benchmark", hydra_config))
+    settings = read_plain(BenchSettings, values, name=name, **target, command=typed("bench", hydra_config))
     check_name("bench", settings.name)
     check_outputs_dir(settings.outputs_dir)
     # Imported here: torch takes longer to load than all the checks before this one.
@@ -141,7 +141,7 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
-    """Check the configuration of evaluate.py; return the run's folder and settings, with what is wanted now.
+    """Check the configuration of attnbench evaluate; return the run's folder and settings, with what is wanted now.
 
     Raises:
         UserError: as read_settings; or the folder holds no run.
@@ -165,7 +165,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
 
 
 def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSettings, RunSettings]:
-    """Check the configuration of generate.py; return its settings, and those of the run, on the device wanted now.
+    """Check the configuration of attnbench generate; return its settings, and the run's, on the device wanted now.
 
     Raises:
         UserError: as read_settings; two prompts, or the folder holds no run.
@@ -199,7 +199,7 @@ def _check_prompt(config: DictConfig) -> None:
 
 
 def read_export(config: DictConfig, hydra_config: Any) -> tuple[ExportSettings, RunSettings]:
-    """Check the configuration of export.py; return its settings, and those of the run.
+    """Check the configuration of attnbench export; return its settings, and those of the run.
 
     Raises:
         UserError: as read_settings; or the folder holds no run.
@@ -248,7 +248,7 @@ def _trust_path(values: dict[str, Any]) -> None:
     """Trust the class that attn.path names again, for a run that was trained with it."""
     given = values.pop("attn", None)
     if not isinstance(given, dict):
-        raise UserError(f"attn={given}: unknown setting; train.py has it: python scripts/train.py attn={given}")
+        raise UserError(f"attn={given}: unknown setting; attnbench train has it: attnbench train attn={given}")
     others = [name for name in given if name != "path"]
     if others:
         raise UserError(f"attn.{others[0]}: unknown setting; a run keeps its mixer, and attn.path alone is given again")

@@ -28,7 +28,7 @@ def _as_texts(word: str) -> str:
 
 
 def read_runs(config: Any, hydra_config: Any) -> RunsSettings:
-    """Check the configuration of runs.py.
+    """Check the configuration of attnbench runs.
 
     Raises:
         UserError: as read_settings.

@@ -45,7 +45,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     """Carry out a plan and write comparison.json and report/, mirrored to wandb; return the experiment's folder.
 
     Args:
-        compose: from the words of a train.py command line to its settings.
+        compose: from the words of an attnbench train command line to its settings.
 
     Raises:
         UserError: another process is at this plan, it was frozen and is changed now, it cannot be frozen, nothing could
@@ -134,7 +134,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
                 _run_cells(comparison, more, progress, idle)
             _run_cells(comparison, timed, progress, idle)
         finally:
-            # Cut off, too: report.py then shows what there is. Before a score is there a former record says more.
+            # Also after a cut, so that there is a report. Before a score is there a former record says more.
             scores = comparison.scored(is_cut_off=True) if scored is None else scored
             # Of all evaluations, whichever of them were to run now: of the others it has what is there.
             if scored is not None or results_of([*scores, *comparison.timed()]):

@@ -1,4 +1,4 @@
-"""The commands train.py and evaluate.py: one language model, and any evaluations of its mixer."""
+"""The commands attnbench train and attnbench evaluate: one language model, and any evaluations of its mixer."""
 
 import logging
 from collections.abc import Sequence

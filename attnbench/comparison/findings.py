@@ -1,4 +1,4 @@
-"""Findings carried out: each as a plan of its own, cell by cell as compare.py does, then decided and written down."""
+"""Findings: each is run as a plan of its own, cell by cell as attnbench compare does, then decided and written."""
 
 import json
 import logging
@@ -74,7 +74,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
 
 
 def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonSettings:
-    """Return a finding as settings of compare.py: each variant at the rates that the finding names, nothing ranked."""
+    """Return a finding as settings of attnbench compare: each variant at the rates of the finding, nothing ranked."""
     words = {
         variant_at(name, rates, finding): [*variant.words, *starmap(_rate_word, rates.items())]
         for name, variant in finding.variants.items()

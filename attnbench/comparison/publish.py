@@ -1,7 +1,7 @@
 """Published pages of comparisons, of findings and of trainings, in docs/results/<table>-<machine>/.
 
-That of a comparison also has comparison.json and cells.jsonl.gz: report.py makes its report from the folder again. That
-of findings has freeze.json and cells.jsonl.gz in a folder a finding.
+The page of a comparison also has comparison.json and cells.jsonl.gz, from which attnbench report writes the report
+again. The page of findings has a folder for each finding with freeze.json and cells.jsonl.gz.
 """
 
 import json
@@ -109,7 +109,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     """
     path = experiment / "comparison.json"
     if not path.exists():
-        raise UserError(f"{path}: is not there; compare.py writes it")
+        raise UserError(f"{path}: is not there; attnbench compare writes it")
     inputs = read_inputs(experiment)
     pictures = _pictures(inputs)
     record = read_object(path)
@@ -213,7 +213,7 @@ def _findings_record(path: Path) -> dict[str, Any]:
         reasons = {str(it["name"]): str(it["reason"]) for it in record["findings"]}
         return {"command": str(record["command"]), "findings": reasons}
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: not what findings.py writes ({type(error).__name__} {error})") from None
+        raise UserError(f"{path}: not what attnbench findings writes ({type(error).__name__} {error})") from None
 
 
 def _decided(finding: FindingSettings, inputs: Inputs | None, *, reason: str) -> Decision:
@@ -278,8 +278,8 @@ def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: 
             [protocol.command],
             f"on {devices}{corpus}, at commit {commits}. "
             "results.csv.gz has every row and every figure over seeds, comparison.json the learning rates and how they "
-            "were chosen, environment-*.json the machines. `python scripts/report.py` on this folder makes the page "
-            "with all plots, and `compare.py ... import=cells.jsonl.gz` goes on from these cells.",
+            "were chosen, environment-*.json the machines. `attnbench report` on this folder makes the page "
+            "with all plots, and `attnbench compare ... import=cells.jsonl.gz` goes on from these cells.",
         ),
         *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
         *_plan_cells("Not run yet", protocol.missing),

@@ -59,7 +59,7 @@ def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
             if name not in GPUS:
                 raise UserError(
                     f"plan.stack=auto: knows {', '.join(GPUS)}, not {name}; name a size, "
-                    "plan.stack=10 say, by what python scripts/benchmark.py bench=stacks shows here"
+                    "plan.stack=10 say, by what attnbench bench bench=stacks shows here"
                 )
             kept[job.shape_hash] = measured_size(activations(job))
             replace_file(path, json.dumps(kept, indent=1) + "\n")

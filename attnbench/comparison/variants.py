@@ -15,7 +15,7 @@ from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSetti
 from attnbench.training.prepare import Run, prepare
 
 Compose = Callable[[Sequence[str]], RunSettings]
-"""From the words of a train.py command line to its settings."""
+"""From the words of an attnbench train command line to its settings."""
 
 
 class Variant(NamedTuple):

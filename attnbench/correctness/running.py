@@ -110,7 +110,7 @@ def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str,
 
 
 def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
-    """Measure a small model from its weights to the end of its first training step, as train.py takes it on this
+    """Measure a small model from its weights to the end of its first training step, as attnbench train takes it on this
     device: compiled on CUDA, with the kernels that are in the compilers' caches.
 
     Args:

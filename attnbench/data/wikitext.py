@@ -27,7 +27,7 @@ RAW_SHA256 = {
 """Checksums of the Hub's parquet files."""
 
 WAY_OUT = (
-    "run scripts/prepare_data.py where there is a network and bring its data/ here, or give data.path=FOLDER, or use "
+    "run attnbench data where there is a network and bring its data/ here, or give data.path=FOLDER, or use "
     "data=embedded"
 )
 
@@ -141,7 +141,7 @@ def _check_characters(splits: dict[str, Text], version: str, origin: str) -> Non
 
 
 def _check_source(source: Path) -> None:
-    """Raise UserError, which names the option of prepare_data.py, for a folder without all splits."""
+    """Raise UserError, which names the option of attnbench data, for a folder without all splits."""
     files = split_files(source) if source.is_dir() else {}
     missing = [split for split in SPLITS if split not in files]
     if missing:

@@ -33,7 +33,7 @@ BATCH_TOKENS = 2**16
 MAX_WRITTEN = 256
 """Tokens that a request writes at most, unless it says max_gen_toks."""
 RULES = {entry.name: entry.metadata for group in (TrainSettings, GenerationSettings) for entry in fields(group)}
-"""Values that train.py and generate.py allow for their settings."""
+"""Values that attnbench train and attnbench generate allow for their settings."""
 WRITING: dict[str, dict[str, Any]] = {
     "until": {"kind": str | list[str]},
     "max_gen_toks": {"kind": int, **RULES["num_tokens"]},
@@ -69,7 +69,7 @@ class AttnbenchLM(LM):
         precision, backend: as the settings `train.precision` and `attn.backend`.
         batch_size: windows at a time, or auto.
         max_batch_size: most windows at a time with batch_size=auto.
-        seed: of sampled text; that of the n-th request is generate.py's with seed + n, n from 0.
+        seed: of sampled text; that of the n-th request is attnbench generate's with seed + n, n from 0.
 
     Raises:
         UserError: there is no such run, it cannot run here, or an argument that is not allowed.

@@ -83,7 +83,7 @@ class Adapter(Mixer):
     @property
     def stateless(self) -> str:
         """Words on why nothing decodes with it."""
-        return f"{self.words}: has no state to decode with; generate.py recompute=true reads all of the text again"
+        return f"{self.words}: has no state to decode with; attnbench generate recompute=true reads all the text again"
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
         raise UserError(self.stateless)

@@ -98,7 +98,7 @@ def check_causality(
         if seen:
             raise UserError(
                 f"attn={settings.name}: {seen}, so that a model reads what it shall predict; it is not trained. "
-                f"`python scripts/doctor.py --config-dir ... 'mixers=[{settings.name}]'` runs the whole contract"
+                f"`attnbench doctor --config-dir ... 'mixers=[{settings.name}]'` runs the whole contract"
             )
 
 

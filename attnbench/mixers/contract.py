@@ -1,7 +1,7 @@
 """The contract of a mixer, promise by promise, on which training, matching and decoding rely.
 
 A check returns words on how a promise is broken, or none; whatever it raises breaks it too. The tests run all of them
-over every yaml of conf/attn, `scripts/doctor.py` over mixers from outside attnbench.
+over every yaml of conf/attn, `attnbench doctor` over mixers from outside attnbench.
 """
 
 import math

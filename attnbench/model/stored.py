@@ -206,7 +206,7 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
         yield
     except UserError as error:
         if not folder.exists():
-            # runs.py removes checkpoints while other commands read them.
+            # attnbench runs removes checkpoints while other commands read them.
             raise UserError(
                 f"{folder}: is not there, or was removed while it was read; the command that trained it trains it again"
             ) from None

@@ -215,7 +215,9 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
             rates=protocol.rates,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not what compare.py freeze=true writes ({type(error).__name__} {error})") from error
+        raise UserError(
+            f"{path}: not what attnbench compare freeze=true writes ({type(error).__name__} {error})"
+        ) from error
     return " ".join(filter(None, [sentence, without_primary(rows, primaries)]))
 
 

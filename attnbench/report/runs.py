@@ -1,4 +1,4 @@
-"""Runs and cells as runs.py shows them: tables on a terminal, columns with tabs between where nobody looks."""
+"""Runs and cells as attnbench runs shows them: tables on a terminal, columns with tabs between where nobody looks."""
 
 import sys
 import time
@@ -91,7 +91,7 @@ def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
     ]
     headers = ["experiment", "runs", "cells", *states, "last change", "bytes" if in_full else "MiB"]
     total = sum(run.num_bytes for run in runs)
-    notes = [f"{len(runs)} runs and cells, {_size(total)} MiB; runs.py NAME lists those of one experiment."]
+    notes = [f"{len(runs)} runs and cells, {_size(total)} MiB; attnbench runs NAME lists those of one experiment."]
     return Table(headers=headers, lines=lines, notes=[] if in_full else notes)
 
 

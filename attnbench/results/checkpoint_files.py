@@ -1,4 +1,4 @@
-"""Names of checkpoints and of their files, and the removal of a checkpoint. runs.py needs them without torch."""
+"""Names of checkpoints and of their files, and the removal of a checkpoint. attnbench runs needs them without torch."""
 
 import re
 from pathlib import Path

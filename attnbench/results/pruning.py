@@ -25,7 +25,7 @@ LOST = {
     "unfinished": "what they have trained so far: the same command begins anew",
     "failed": "what they have trained so far, and why they failed: the same command begins anew",
     "checkpoints": "nothing that a command reads: their results are complete, and stay",
-    "weights": "evaluate.py and generate.py refuse these runs, and what needs a model trains it anew; results stay",
+    "weights": "attnbench evaluate and generate refuse these runs, and what needs a model trains it anew; results stay",
 }
 
 

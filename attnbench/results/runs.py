@@ -78,7 +78,7 @@ def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list
     """
     if not outputs.is_dir():
         what = "is a file" if outputs.exists() else "no such folder"
-        raise UserError(f"outputs_dir={outputs}: {what}; what train.py and compare.py make lies there")
+        raise UserError(f"outputs_dir={outputs}: {what}; what attnbench train and attnbench compare make lies there")
     folders = list(_run_folders(outputs, MAX_DEPTH))
     by_experiment: dict[str, list[Path]] = {}
     for folder in folders:
@@ -271,7 +271,7 @@ def select(runs: Sequence[Run], name: str) -> Run:
         raise UserError(f"compare: {name} is {', '.join([*shown, *more])}; {way_out}")
     beginnings = {text[: len(name)]: text for run in runs for text in (run.folder.name, run.hash)}
     near = difflib.get_close_matches(name, beginnings, n=MAX_NEAR, cutoff=0.6)
-    shown = f"near it: {', '.join(beginnings[it] for it in near)}" if near else "runs.py lists them"
+    shown = f"near it: {', '.join(beginnings[it] for it in near)}" if near else "attnbench runs lists them"
     raise UserError(f"compare: {name} is no run; {shown}")
 
 

@@ -1,4 +1,4 @@
-"""Settings of runs.py: which runs and cells are listed, compared or removed."""
+"""Settings of attnbench runs: which runs and cells are listed, compared or removed."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ STATUSES = ("finished", "unfinished", "failed", "running", "damaged")
 
 PRUNED = ("unfinished", "failed", "checkpoints", "weights")
 """Kinds of what can be removed: folders without finished results, checkpoints that no command reads again, and weights
-of language models, which evaluate.py and generate.py read."""
+of language models, which attnbench evaluate and attnbench generate read."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunsSettings:
-    """Runs that runs.py shows or removes."""
+    """Runs that attnbench runs shows or removes."""
 
     experiments: str | list[str] | None
     """Folders under outputs_dir; null: all."""

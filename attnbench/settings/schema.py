@@ -229,7 +229,7 @@ class PlanSettings:
     name: str
     """The name of the yaml, and of the folder under outputs/."""
     overrides: list[str]
-    """Beginning of every variant's command line, as train.py takes it."""
+    """Beginning of every variant's command line, as attnbench train takes it."""
     variants: dict[str, list[str]] = field(metadata={"distinct": True, "most": MAX_VARIANTS})
     """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
     factors: dict[str, list[str]] = field(default_factory=dict)
@@ -362,7 +362,7 @@ class BenchSettings:
 
 @dataclass(slots=True, kw_only=True)
 class ExportSettings:
-    """Folder that export.py makes of a run, for other libraries."""
+    """Folder that attnbench export makes of a run, for other libraries."""
 
     run: str
     format: str = setting(choices=("huggingface",))
@@ -375,7 +375,7 @@ class ExportSettings:
 
 @dataclass(slots=True, kw_only=True)
 class GenerationSettings:
-    """Text that generate.py writes: its model, its prompt, its sampling."""
+    """Text that attnbench generate writes: its model, its prompt, its sampling."""
 
     run: str
     checkpoint: str = setting(choices=("final", "best"))

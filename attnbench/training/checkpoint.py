@@ -214,7 +214,9 @@ def checkpoint_of(run: Path, which: str) -> Path:
     """
     folder = run / "checkpoint"
     if not is_final(folder):
-        raise UserError(f"run={run}: has no finished training; the train.py command that made it goes on with it")
+        raise UserError(
+            f"run={run}: has no finished training; the attnbench train command that made it goes on with it"
+        )
     return best_folder(folder) if which == "best" else folder / "final"
 
 

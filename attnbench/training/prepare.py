@@ -200,7 +200,9 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
             on another corpus than the one that is found.
     """
     if not is_final(folder / "checkpoint"):
-        raise UserError(f"run={folder}: has no finished training; the train.py command that made it goes on with it")
+        raise UserError(
+            f"run={folder}: has no finished training; the attnbench train command that made it goes on with it"
+        )
     resolved = _resolved_of(folder)
     hashed, corpus = resolved["config_hash"], resolved["corpus"]
     prepared = prepare(settings)
@@ -243,7 +245,7 @@ def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[st
         if resolved.get(name, {}) != code.get(name, {}):
             raise UserError(
                 f"run={folder}: was trained by {OTHER_CODE[name]}, whose numbers are not those of this one; the "
-                "train.py command that made it trains it anew"
+                "attnbench train command that made it trains it anew"
             )
 
 

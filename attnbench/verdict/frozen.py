@@ -42,7 +42,7 @@ def frozen_sentence(
         rates: learning rates that were chosen.
 
     Raises:
-        KeyError, TypeError, ValueError: `freeze` is not what compare.py writes.
+        KeyError, TypeError, ValueError: `freeze` is not what attnbench compare writes.
     """
     measured: dict[str, list[ResultRow]] = {}
     for row in rows:

@@ -43,7 +43,7 @@ def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, lis
     """A run with these options besides those of the smoke test, and its rows."""
     settings = BenchSettings(
         name="profile", target=TARGET, options=OPTIONS | options, precision=precision, device="cpu",
-        outputs_dir=str(folder), rerun=False, command="python scripts/benchmark.py bench=profile",
+        outputs_dir=str(folder), rerun=False, command="attnbench bench bench=profile",
     )  # fmt: skip
     ran = run.run_bench(settings, CPU.mixers)
     print_tables([ran])

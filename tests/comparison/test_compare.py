@@ -82,7 +82,7 @@ def plan(text: Path, evaluations: Iterable[str] = ("copy", "perplexity", "throug
 def settings(text: Path, outputs: Path, **changed: Any) -> ComparisonSettings:
     """Settings of compare.py, or of its plan, changed."""
     of_command = {name: changed.pop(name) for name in ("report", "rerun", "exported", "imported") if name in changed}
-    command = "python scripts/compare.py plan=little"
+    command = "attnbench compare plan=little"
     return comparison_settings(plan(text, **changed), outputs, command=command, **of_command)
 
 
@@ -220,7 +220,7 @@ def test_stacked_trainings_are_the_same_cells_with_the_same_scores(whole, text, 
 def test_the_record_says_what_was_compared_and_how(whole):
     folder, _ = whole
     content = record(folder)
-    assert (content["plan"], content["command"]) == ("little", "python scripts/compare.py plan=little")
+    assert (content["plan"], content["command"]) == ("little", "attnbench compare plan=little")
     assert content["variants"] == content["rank"] == ["softmax", "plain"]
     assert content["reference"] is None
     assert content["failures"] == content["missing"] == []

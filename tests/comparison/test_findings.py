@@ -70,7 +70,7 @@ def contrast(**changed) -> dict:
 def settings(outputs: Path, num_seeds: int = 3, **changed) -> FindingsSettings:
     given = FindingsSettings(
         names=None, full=False, freeze=False, seeds=[*range(num_seeds)], device="cpu", outputs_dir=str(outputs),
-        report=False, rerun=False, command="python scripts/findings.py little",
+        report=False, rerun=False, command="attnbench findings little",
     )  # fmt: skip
     return replace(given, **changed)
 
@@ -334,7 +334,7 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
         "## other: not run",
         "Not run: device=cpu: too slow to decide it",
         "For FAIL: It would have to learn faster.",
-        "    python scripts/findings.py little",
+        "    attnbench findings little",
     ):
         assert words in page
     assert len(read_cells(target / "little" / "cells.jsonl.gz").folders) == 2

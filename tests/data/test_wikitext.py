@@ -1,4 +1,4 @@
-"""Where WikiText-2 is looked for, what is said without a network, and how scripts/prepare_data.py brings it here."""
+"""Where WikiText-2 is looked for, what is said without a network, and how `attnbench data` brings it here."""
 
 import hashlib
 import runpy
@@ -158,7 +158,7 @@ def test_a_download_is_checked_and_a_failing_one_is_one_line(away, monkeypatch):
     with pytest.raises(UserError, match=r"test-00000-of-00001\.parquet: its sha256 is not"):
         prepare("raw", None, away / "another")
     monkeypatch.setattr(datasets.DownloadManager, "download", break_off)
-    with pytest.raises(UserError, match=r"huggingface.co failed \(connection reset request id\); run scripts/prep"):
+    with pytest.raises(UserError, match=r"huggingface.co failed \(connection reset request id\); run attnbench data"):
         prepare("raw", None, away / "another")
 
 

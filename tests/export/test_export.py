@@ -67,7 +67,7 @@ def exported(trained, tmp_path) -> Export:
         folder, settings = trained(name)
         to = tmp_path / name / "my model"
         how = {"run": str(folder), "format": "huggingface", "checkpoint": "final", "to": str(to)}
-        return export_run(ExportSettings(**{**how, "command": "python scripts/export.py", **changed}), settings)
+        return export_run(ExportSettings(**{**how, "command": "attnbench export", **changed}), settings)
 
     return export
 
@@ -148,7 +148,7 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
     [
         (["run={run}", "format=onnx"], "format=onnx: must be one of huggingface"),
         (["run={folder}"], "config.yaml cannot be read (No such file or directory); give the folder of a run"),
-        (["run={unfinished}"], "has no finished training; the train.py command that made it goes on with it"),
+        (["run={unfinished}"], "has no finished training; the attnbench train command that made it goes on with it"),
         (["run={run}", "to={run}"], "is there already, and is no empty folder; remove it or name another"),
         (["run={run}", "to={run}/config.yaml"], "is there already, and is no empty folder"),
         (["run={run}", "to={run}/config.yaml/there"], "config.yaml: File exists"),
@@ -174,7 +174,7 @@ def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
     assert not code, errors
     made = folder / "huggingface"
     card = (made / "README.md").read_text()
-    assert f"python scripts/export.py run={folder.name} checkpoint=best" in card
+    assert f"attnbench export run={folder.name} checkpoint=best" in card
     assert "| mixer | flash, as Softmax, 2 layers |" in card
     assert (made / "LICENSE").read_text().startswith("MIT License")
     assert (made / "results.csv").read_text().count("\n") > 3

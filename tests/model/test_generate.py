@@ -17,8 +17,8 @@ from scripts_here import run_here
 from small import MIXERS, OPERATORS, TINY_RUN, VOCABULARY, mixer_settings
 from torch import Tensor
 
-from attnbench.cli.commands import encode_prompt, write_text
 from attnbench.cli.compose import compose
+from attnbench.cli.generation import encode_prompt, write_text
 from attnbench.cli.launch import launch
 from attnbench.cli.reading import read_generation
 from attnbench.comparison.execute import run

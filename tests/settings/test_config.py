@@ -43,9 +43,9 @@ BAD = {
     "model=tinny": ["model=tinny", "did you mean tiny?"],
     "+attn.con_size=4": ["attn.con_size=4", "did you mean conv_size?"],
     "eval=[recal]": ["eval=recal", "did you mean recall?"],
-    "plan=demo": ["plan=demo", "python scripts/compare.py plan=demo"],
-    "+plan=demo": ["plan: unknown setting", "compare.py has it"],
-    "num_tokens=5": ["num_tokens=5", "python scripts/generate.py num_tokens=5"],
+    "plan=demo": ["plan=demo", "attnbench compare plan=demo"],
+    "+plan=demo": ["plan: unknown setting", "attnbench compare has it"],
+    "num_tokens=5": ["num_tokens=5", "attnbench generate num_tokens=5"],
     "experiment=dmeo": ["experiment=dmeo", "did you mean demo?"],
     "experiment=[demo,mine]": ["experiment=[demo,mine]", "one name"],
     "experiment=../mine": ["experiment=../mine", "letters"],
@@ -108,7 +108,7 @@ BAD = {
     "eval=[perplexity] eval.perplexity.extrapolation=[0]": ["extrapolation=[0]", "positive whole numbers"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
-BENCHMARK, COMPARE, DOCTOR = "benchmark", "compare", "doctor"
+BENCHMARK, COMPARE, DOCTOR = "bench", "compare", "doctor"
 EVALUATE, GENERATE = "evaluate", "generate"
 BAD_OF_OTHERS = {
     (BENCHMARK, "bench=nope"): ["bench=nope", "attention", "grid"],
@@ -130,7 +130,7 @@ BAD_OF_OTHERS = {
     (BENCHMARK, "outputs_dir="): ["outputs_dir", "folder"],
     (COMPARE, "plan=nope"): ["plan=nope", "compare", "demo", "published"],
     (COMPARE, "plan=dmeo"): ["plan=dmeo", "did you mean demo?"],
-    (COMPARE, "attn=linear"): ["attn=linear", "python scripts/train.py attn=linear"],
+    (COMPARE, "attn=linear"): ["attn=linear", "attnbench train attn=linear"],
     (COMPARE, "model=tiny"): ["model=tiny", "in a plan it is a word of its overrides"],
     (COMPARE, "reprt=false"): ["reprt=false", "did you mean report?"],
     (COMPARE, "plan.foo=1"): ["plan.foo=1", "unknown setting", "variants"],
@@ -217,7 +217,7 @@ def test_a_bad_override_is_one_line_that_names_it(override: str) -> None:
 def test_a_bad_override_of_another_script_is_one_line(script: str, override: str, tmp_path: Path) -> None:
     own = {COMPARE: ["plan=demo", "plan.dry_run=true"], GENERATE: ["run=x"]}.get(script, [])
     given = own if script in (EVALUATE, GENERATE) else [*own, "device=cpu", f"outputs_dir={tmp_path}"]
-    code, _, said = run_here(f"{script}.py", *given, override, cwd=tmp_path)
+    code, _, said = run_here(script, *given, override, cwd=tmp_path)
     assert code == 1
     assert said.startswith("error: ")
     assert said.count("\n") == 1, said
@@ -461,7 +461,7 @@ def test_a_study_of_ones_own_needs_no_yaml(caplog: pytest.LogCaptureFixture) -> 
 
 
 GROUPS = {
-    "benchmark": {"bench"},
+    "bench": {"bench"},
     "compare": {"logger", "plan"},
     "doctor": set(),
     "evaluate": {"eval"},
@@ -471,13 +471,13 @@ GROUPS = {
     "runs": set(),
     "train": {"attn", "data", "eval", "experiment", "logger", "model", "recipe", "train"},
 }
-SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "benchmark": ["bench=decode"]}
+SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"], "bench": ["bench=decode"]}
 """More of a script's settings that is looked at."""
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in CONF.glob("*.yaml")))
 def test_help_lists_the_groups_there_are_and_explains_every_setting(script: str, tmp_path: Path) -> None:
-    code, said, _ = run_here(f"{script}.py", *SHOWN.get(script, []), "--help")
+    code, said, _ = run_here(script, *SHOWN.get(script, []), "--help")
     assert code == 0
     before, _, shown = said.partition("as this command line leaves them:")
     _, _, groups = before.partition("Groups (group=option):")

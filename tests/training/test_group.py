@@ -389,7 +389,7 @@ def test_every_process_needs_a_gpu(device, kinds, message, monkeypatch):
 def test_other_commands_refuse_several_processes_and_one_says_so(folder, monkeypatch, capsys):
     waited = []
     monkeypatch.setattr("time.sleep", waited.append)
-    for rank, said in ((0, "error: torchrun: train.py runs in one process; "), (1, "")):
+    for rank, said in ((0, "error: torchrun: attnbench train runs in one process; "), (1, "")):
         set_variables(monkeypatch, variables(rank, 2, 29500))
         # The tests' own launcher is one of a command that does not say that it may be several.
         assert launched(monkeypatch, lambda settings: folder, words(folder)) == 1

@@ -191,6 +191,6 @@ def test_power_of_shares_is_that_of_their_test():
 
 @pytest.mark.slow
 def test_errors_power_and_coverage_are_what_the_protocol_says():
-    results = list(simulate(10_000))
+    results = list(simulate(2_000))
     assert len(results) == 34
     assert [result.title for result in results if not result.holds] == []

@@ -26,40 +26,40 @@ from attnbench.settings.registry import build
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
     "make findings": "by hand before every release: it takes minutes; test_findings.py, at smoke size",
-    "python scripts/findings.py conv_recall freeze=true": "test_findings.py, at smoke size",
-    "python scripts/findings.py conv_recall": "test_findings.py, at smoke size",
-    "python scripts/findings.py full=true": "test_findings.py, at smoke size",
+    "attnbench findings conv_recall freeze=true": "test_findings.py, at smoke size",
+    "attnbench findings conv_recall": "test_findings.py, at smoke size",
+    "attnbench findings full=true": "test_findings.py, at smoke size",
     "make test": "these tests are it",
     "pip install 'flash-linear-attention>=0.6,<0.7' flash-qla": "needs a GPU; rows of what is absent say so",
     "source .venv/bin/activate": "changes the shell alone",
-    "python scripts/train.py attn=gated_deltanet eval=battery": "below, with the example mixer",
+    "attnbench train attn=gated_deltanet eval=battery": "below, with the example mixer",
     "wandb leet": "test_mirror.py, which looks at an offline run with it",
     "wandb sync wandb/offline-run-*": "needs wandb's server",
-    "python scripts/prepare_data.py": "downloads; test_wikitext.py, from a folder and without a network",
-    "python scripts/doctor.py": "test_doctor.py, on all mixers",
-    "python scripts/compare.py plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
-    "python scripts/runs.py 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
+    "attnbench data": "downloads; test_wikitext.py, from a folder and without a network",
+    "attnbench doctor": "test_doctor.py, on all mixers",
+    "attnbench compare plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
+    "attnbench runs 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
     "python -m attnbench.export.lm_eval --model attnbench --model_args run=outputs/default/RUN --tasks wikitext": (
         "downloads; test_harness.py, on a local document"
     ),
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
-    "python scripts/train.py -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
+    "attnbench train -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",
-    "python scripts/compare.py plan=compare device=cuda launcher=slurm slurm.partition=gpu slurm.gpus=1 "
+    "attnbench compare plan=compare device=cuda launcher=slurm slurm.partition=gpu slurm.gpus=1 "
     "slurm.tasks=16": "needs GPUs; test_slurm.py, on a cluster without",
-    "python scripts/compare.py plan=compare device=cuda plan.devices=all": (
+    "attnbench compare plan=compare device=cuda plan.devices=all": (
         "needs GPUs; test_workers.py, that each worker sees one"
     ),
-    "torchrun --nproc_per_node=2 scripts/train.py attn=gated_deltanet": "test_group.py, on a CPU",
-    "python scripts/train.py attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
+    "torchrun --nproc_per_node=2 -m attnbench train attn=gated_deltanet": "test_group.py, on a CPU",
+    "attnbench train attn=linear data=hub data.name=Salesforce/wikitext data.config=wikitext-103-raw-v1": (
         "downloads; test_hub.py loads a folder laid out as one of the Hub's data sets"
     ),
-    "python scripts/train.py attn=linear data=wikitext103 train.num_tokens=200_000_000": (
+    "attnbench train attn=linear data=wikitext103 train.num_tokens=200_000_000": (
         "downloads; test_hub.py, from a folder"
     ),
-    "python scripts/train.py attn=linear data=fineweb_edu data.tokenizer=bpe data.vocabulary_size=16384 "
+    "attnbench train attn=linear data=fineweb_edu data.tokenizer=bpe data.vocabulary_size=16384 "
     "train.num_tokens=1_000_000_000": "downloads; test_tokenizers.py, with a text of one's own",
-    "python scripts/train.py -m attn=flash attn.backend=sdpa,cudnn,triton seq_len=256,1024 train.num_steps=150": (
+    "attnbench train -m attn=flash attn.backend=sdpa,cudnn,triton seq_len=256,1024 train.num_steps=150": (
         "needs a GPU"
     ),
 }
@@ -72,8 +72,8 @@ TRAINING = [*TINY_RUN, "data.path=my_text.txt", "logger=none", "device=cpu"]
 FEW = ["eval.echo.delays=[3]", "eval.echo.num_steps=3", "eval.echo.learning_rates=[1e-3]"]
 
 
-def of_script(script: str) -> pytest.MarkDecorator:
-    lines = [line for line in commands() if f"scripts/{script}" in line and line not in ELSEWHERE]
+def of_command(program: str) -> pytest.MarkDecorator:
+    lines = [line for line in commands() if program in line and line not in ELSEWHERE]
     slow = [
         pytest.param(line, marks=pytest.mark.slow) if any(word in line for word in SLOW) else line for line in lines
     ]
@@ -81,9 +81,8 @@ def of_script(script: str) -> pytest.MarkDecorator:
 
 
 def words_of(command: str) -> list[str]:
-    """Words behind the script's name."""
-    _, _, given = command.partition("scripts/")
-    return shlex.split(given)[1:]
+    """Words behind the name of a subcommand or of a script."""
+    return shlex.split(re.split(r"attnbench \w+|scripts/\w+\.py", command, maxsplit=1)[1])
 
 
 def smoke_of(words: list[str]) -> list[str]:
@@ -108,9 +107,9 @@ def folder(tmp_path_factory):
         yield folder
 
 
-def call(folder: Path, script: str, *words: str) -> str:
-    """Run a script in the folder, without an error; return what it printed."""
-    code, output, errors = run_here(script, *words, cwd=folder)
+def call(folder: Path, program: str, *words: str) -> str:
+    """Run a subcommand or a script in the folder, without an error; return what it printed."""
+    code, output, errors = run_here(program, *words, cwd=folder)
     assert code == 0, output + errors
     assert "Traceback" not in errors
     return output + errors
@@ -119,7 +118,7 @@ def call(folder: Path, script: str, *words: str) -> str:
 @pytest.fixture(scope="module")
 def trained(folder) -> Path:
     """A run, under the name that pages have for one."""
-    call(folder, "train.py", "attn=softmax", "eval=[]", *TRAINING)
+    call(folder, "train", "attn=softmax", "eval=[]", *TRAINING)
     (run,) = (folder / "outputs" / "default").glob("softmax-*")
     (folder / "outputs" / "default" / "RUN").symlink_to(run)
     return run
@@ -147,28 +146,28 @@ def plan_words(words: Sequence[str] = ("plan=demo",)) -> list[str]:
 
 @pytest.fixture(scope="module")
 def compared(folder) -> None:
-    """A comparison for report.py, export= and import=."""
+    """A comparison for attnbench report, export= and import=."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "run_in_processes", in_this_process)
-        said = call(folder, "compare.py", "plan=demo", *plan_words())
+        said = call(folder, "compare", "plan=demo", *plan_words())
     header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
     assert header == ["softmax", "flash", "linear", "gated_deltanet"]
     assert re.search(r"recall at 16, 2(\s+[01]\.?\d*){4}\s*\n", said), said
     assert "so no difference has a verdict: 1 seed is too few." in " ".join(said.split())
     assert (folder / "outputs" / "demo" / "report" / "index.html").exists()
-    call(folder, "compare.py", "plan=demo", "export=cells.jsonl", *plan_words())
+    call(folder, "compare", "plan=demo", "export=cells.jsonl", *plan_words())
 
 
-@of_script("train.py")
+@of_command("attnbench train")
 def test_a_training_runs(folder, command):
     words = [word for word in words_of(command) if not word.startswith("seq_len=")]
     if "--help" in words:
-        assert "batch_size: 128" in call(folder, "train.py", *words)
+        assert "batch_size: 128" in call(folder, "train", *words)
         return
     words += [*TRAINING, *smoke_of(words)]
     if any("submitit" in word for word in words):
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    said = call(folder, "train.py", *words)
+    said = call(folder, "train", *words)
     if "-m" in words:
         assert all(f"{mixer}-" in said for mixer in ("softmax", "flash", "linear", "gated_deltanet"))
     else:
@@ -176,45 +175,45 @@ def test_a_training_runs(folder, command):
         assert is_complete(next((folder / run).glob("results/training-*.jsonl")))
 
 
-@of_script("evaluate.py")
+@of_command("attnbench evaluate")
 def test_an_evaluation_of_what_was_trained_runs(folder, trained, command):
     words = words_of(command)
-    call(folder, "evaluate.py", *words, *smoke_of(words), "device=cpu")
+    call(folder, "evaluate", *words, *smoke_of(words), "device=cpu")
     name = "next_character" if "eval=[next_character]" in words else "perplexity"
     assert list(trained.glob(f"results/{name}-*.jsonl"))
 
 
-@of_script("generate.py")
+@of_command("attnbench generate")
 def test_a_prompt_is_continued(folder, trained, command, monkeypatch):
     given = " ".join(shlex.split(command.partition("|")[0])[1:]) if "|" in command else ""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
     words = words_of(command)
-    said = call(folder, "generate.py", *words, "num_tokens=20", "device=cpu")
+    said = call(folder, "generate", *words, "num_tokens=20", "device=cpu")
     assert said.count("the history of") == (4 if "num_samples=4" in words else 1)
 
 
-@of_script("export.py")
+@of_command("attnbench export")
 def test_a_run_leaves(folder, trained, command):
-    said = call(folder, "export.py", *words_of(command))
+    said = call(folder, "export", *words_of(command))
     made = folder / "my_model" if "my_model" in command else trained / "huggingface"
     assert f"{made.name}/: " in said
     assert (made / "modeling_attnbench.py").exists()
     shutil.rmtree(made)
 
 
-@of_script("compare.py")
+@of_command("attnbench compare")
 def test_a_comparison_is_what_its_line_says(folder, compared, command):
     words = words_of(command)
     if "freeze=true" in words:
-        assert "frozen: outputs/" in call(folder, "compare.py", *words, *plan_words(words))
+        assert "frozen: outputs/" in call(folder, "compare", *words, *plan_words(words))
         return
     if not any(word.startswith("export=") for word in words):
         # The fixture carried one out; of the others it is enough that they would run.
         words.append("plan.dry_run=true")
     for carried in [word.removeprefix("import=") for word in words if word.startswith("import=")]:
         export = ["plan=demo", f"export={carried}"]
-        call(folder, "compare.py", *export, *plan_words(export))
-    said = call(folder, "compare.py", *words, *plan_words(words))
+        call(folder, "compare", *export, *plan_words(export))
+    said = call(folder, "compare", *words, *plan_words(words))
     if words == ["plan=demo", "plan.dry_run=true"]:
         assert "done  recall softmax" in said
         assert "to do" not in said
@@ -227,32 +226,32 @@ def test_a_comparison_is_what_its_line_says(folder, compared, command):
         assert re.search(r"^ +(to do|done)  (recall|copy|training|throughput) ", said, re.MULTILINE)
 
 
-@of_script("runs.py")
+@of_command("attnbench runs")
 def test_runs_are_listed_and_removed(folder, trained, compared, command):
     words = words_of(command.partition("|")[0])
-    last = call(folder, "runs.py", *words).splitlines()[0].split("\t")[-1]
+    last = call(folder, "runs", *words).splitlines()[0].split("\t")[-1]
     assert last == ("lost" if "prune=unfinished" in words else "scores" if "demo" in words else "bytes")
 
 
-@of_script("report.py")
+@of_command("attnbench report")
 def test_a_report_is_made(folder, compared, command):
-    assert "index.html" in call(folder, "report.py", *words_of(command))
+    assert "index.html" in call(folder, "report", *words_of(command))
 
 
-@of_script("doctor.py")
+@of_command("attnbench doctor")
 def test_the_doctor_runs_the_contract_on_the_example_mixer(folder, command):
-    said = call(folder, "doctor.py", *words_of(command), "device=cpu")
+    said = call(folder, "doctor", *words_of(command), "device=cpu")
     assert re.findall(r"^  (\S.*?) {2,}kept$", said, re.MULTILINE) == [promise.words for promise in PROMISES]
 
 
-@of_script("benchmark.py --config-dir")
+@of_command("attnbench bench --config-dir")
 def test_the_example_bench_makes_its_tables(folder, command):
-    said = call(folder, "benchmark.py", *words_of(command), "bench.channels=[8]", "bench.num_rows=4", "device=cpu")
+    said = call(folder, "bench", *words_of(command), "bench.channels=[8]", "bench.num_rows=4", "device=cpu")
     assert re.search(r"channels +definition +torch", said), said
     assert "outputs/benchmark/norm/float32-" in said
 
 
-@of_script("benchmark_peers.py")
+@of_command("scripts/benchmark_peers.py")
 def test_the_peers_are_explained(folder, command):
     assert "--nanogpt" in call(folder, "benchmark_peers.py", *words_of(command))
 
@@ -286,7 +285,7 @@ def test_the_examples_go_through_compare_into_the_report(folder, variant, evalua
         **{"seeds": [0], "probe_seeds": [0], "learning_rates": [1e-3]},
     }
     (folder / "my_conf" / "plan" / f"of_{variant}.yaml").write_text(yaml.safe_dump(plan))
-    call(folder, "compare.py", "--config-dir", "my_conf", f"plan=of_{variant}", "logger=none", "device=cpu")
+    call(folder, "compare", "--config-dir", "my_conf", f"plan=of_{variant}", "logger=none", "device=cpu")
     outputs = folder / "outputs" / f"of_{variant}"
     record = json.loads((outputs / "comparison.json").read_text())
     assert record["failures"] == []
@@ -308,19 +307,13 @@ def test_the_example_mixer_takes_all_that_evaluations_put_around_every_mixer():
 
 
 def test_every_command_is_run_here_or_elsewhere():
-    scripts = (
-        "train.py",
-        "evaluate",
-        "generate",
-        "export",
-        "compare",
-        "runs",
-        "report",
-        "doctor",
-        "benchmark_peers",
-        "benchmark.py --config-dir",
+    programs = (
+        *(f"attnbench {name}" for name in ("train", "evaluate", "generate", "export", "compare", "runs", "report")),
+        "attnbench doctor",
+        "attnbench bench --config-dir",
+        "scripts/benchmark_peers",
     )
-    run = {line for line in commands() if any(f"scripts/{script}" in line for script in scripts)}
+    run = {line for line in commands() if any(program in line for program in programs)}
     # test_bench.py runs every yaml of conf/bench.
-    run |= {line for line in commands() for name in BENCHES if f"scripts/benchmark.py bench={name}" in line}
+    run |= {line for line in commands() for name in BENCHES if f"attnbench bench bench={name}" in line}
     assert set(commands()) == run | set(ELSEWHERE)

@@ -23,8 +23,8 @@ from scripts_here import run_here
 from small import TINY_RUN, fresh_state, python_path, record, rewrite_checkpoint
 from sources import imports_of
 
-from attnbench.cli.commands import read_prompt
 from attnbench.cli.compose import compose
+from attnbench.cli.generation import read_prompt
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison import transfer
 from attnbench.comparison.transfer import read_cells

@@ -40,7 +40,7 @@ WITHOUT_TORCH = ("settings/*.py", "results/identity.py")
 def wrong_folders(package: Path) -> list[str]:
     """Folders that are no rooms, rooms that are no folders, and files beside the rooms."""
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    loose = [path.name for path in package.glob("*.py") if path.name != "__init__.py"]
+    loose = [path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
     return sorted(folders ^ set(ROOMS)) + loose
 
 

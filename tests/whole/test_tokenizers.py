@@ -9,8 +9,8 @@ import pytest
 import torch
 from scripts_here import ROOT, run_here
 
-from attnbench.cli.commands import load_checkpoint, sample
 from attnbench.cli.compose import compose
+from attnbench.cli.generation import load_checkpoint, sample
 from attnbench.comparison.execute import run
 from attnbench.data.corpus import NATS_OF_A_BYTE
 from attnbench.data.tokenizer import Bytes

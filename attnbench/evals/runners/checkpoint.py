@@ -51,7 +51,7 @@ class EvaluationJob(Job):
         """Return the row that says why the training failed; None where its checkpoint is there.
 
         Raises:
-            UserError: neither is there: runs.py may remove checkpoints until this process holds the folder.
+            UserError: neither is there: attnbench runs may remove checkpoints until this process holds the folder.
         """
         if is_final(self.run.checkpoints):
             return None

@@ -123,7 +123,7 @@ def _draw(name: str, **arguments: Any) -> bytes:
         _engine.cache_clear()
         raise UserError(
             f"the chart engine vl-convert ended with code {engine.wait()}, most likely for want of memory: give it "
-            "more address space (ulimit -v), and scripts/report.py writes the report again"
+            "more address space (ulimit -v), and attnbench report writes the report again"
         )
     drawn = json.loads(answer)
     if "error" in drawn:

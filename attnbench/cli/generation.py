@@ -1,0 +1,220 @@
+"""Text written by the model of a run: `attnbench generate`, and `load_checkpoint` and `sample` for programs."""
+
+import logging
+import sys
+import time
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.data.pieces import BYTE_ORDER_MARK
+from attnbench.data.tokenizer import Tokenizer
+from attnbench.machine.environment import device_name
+from attnbench.machine.locks import device_lock
+from attnbench.machine.precision import computing, dtype_of
+from attnbench.machine.signals import answering
+from attnbench.model.language_model import LanguageModel
+from attnbench.model.sampling import FiniteSampling, Writer, check_states, write_by_recomputation
+from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
+from attnbench.settings.check import check
+from attnbench.settings.errors import UserError
+from attnbench.settings.hybrid import backends_of, parts_of
+from attnbench.settings.schema import GenerationSettings, RunSettings
+from attnbench.settings.text import printable_text, read_bounded, user_path
+from attnbench.training.checkpoint import checkpoint_of
+from attnbench.training.prepare import check_code
+
+log = logging.getLogger(__name__)
+
+MAX_PROMPT_BYTES = 2**24
+
+
+def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
+    """Continue a prompt with the model of a run, on standard output; return the run's folder.
+
+    Args:
+        trained: the settings in the run's config.yaml, with the device to use.
+
+    Raises:
+        UserError: no finished training is there, a prompt that cannot be read or has characters that the model does not
+            know, or a backend that only trains.
+    """
+    folder = Path(settings.run).absolute()
+    model, record = load_checkpoint(
+        checkpoint_of(folder, settings.checkpoint),
+        device=trained.device,
+        precision=trained.train.precision,
+        backend={name: part.options.get("backend", "auto") for name, part in parts_of(trained.mixer).items()},
+    )
+    check_code(folder, record.mixers)
+    if not settings.recompute:
+        check_states(model)
+    prompt = read_prompt(settings)
+    started = time.perf_counter()
+    with _continued(settings, model, record, prompt) as tokens:
+        tokenizer = tokenizer_of(record)
+        num_written = _show(prompt, tokens, tokenizer, settings.num_samples)
+    log.info(
+        f"{trained.mixer.name} ({backends_of(record.mixers)}), {record.precision}, "
+        f"{device_name(_device_of(model))}: "
+        f"{settings.num_samples} × {num_written} {tokenizer.units} in {time.perf_counter() - started:.2f} s"
+    )
+    return folder
+
+
+def sample(
+    model: LanguageModel,
+    record: ModelRecord,
+    prompt: str,
+    *,
+    num_tokens: int = 256,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> str:
+    """Return the text that follows a prompt.
+
+    Model and record are those of `load_checkpoint`; the rest are settings of `attnbench generate`.
+
+    Raises:
+        UserError: a setting out of range, characters that the model does not know, or a backend that only trains.
+    """
+    device = str(_device_of(model))
+    settings = GenerationSettings(
+        **{"run": "", "checkpoint": "final", "prompt": prompt, "prompt_file": None, "num_samples": 1},
+        **{"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k, "seed": seed},
+        **{"recompute": False, "backend": None, "device": device},
+    )
+    check(settings)
+    check_states(model)
+    with _continued(settings, model, record, read_prompt(settings)) as tokens:
+        return tokenizer_of(record).decode(torch.cat(list(tokens)).tolist())
+
+
+def _device_of(model: LanguageModel) -> torch.device:
+    return model.embedding.weight.device
+
+
+@contextmanager
+def _continued(
+    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, prompt: str
+) -> Iterator[Iterator[Tensor]]:
+    """Yield the tokens that follow a prompt, made as they are taken; inside, the device computes in the precision of
+    the record."""
+    device = _device_of(model)
+    tokens_T = encode_prompt(prompt, tokenizer_of(record)).to(device)
+    with ExitStack() as stack:
+        stack.enter_context(device_lock(device, shared=True))
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(computing(record.precision, device))
+        yield _tokens(settings, model, record, tokens_T)
+
+
+def read_prompt(settings: GenerationSettings) -> str:
+    """Return `prompt`, or the content of `prompt_file` or standard input, less what editors and echo add: a byte order
+    mark before it and a line end behind it.
+
+    Raises:
+        UserError: it is empty, is no UTF-8, or cannot be read.
+    """
+    if settings.prompt is not None:
+        name, text = "prompt", settings.prompt
+    else:
+        name = "standard input" if settings.prompt_file is None else f"prompt_file={settings.prompt_file}"
+        try:
+            if settings.prompt_file is not None:
+                text = read_bounded(user_path(settings.prompt_file), MAX_PROMPT_BYTES)
+            else:
+                text = _read_standard_input()
+        except OSError as error:
+            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}: not valid UTF-8 ({error.reason} at byte {error.start}); convert it to UTF-8"
+            ) from None
+        text = text.removeprefix(BYTE_ORDER_MARK).removesuffix("\n")
+    if not text:
+        raise UserError(f"{name}: is empty, and the model continues at least one character")
+    return text
+
+
+def _read_standard_input() -> str:
+    if sys.stdin.isatty():
+        log.info("prompt= and prompt_file= are null: type the prompt, then Ctrl-D")
+    content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(content) > MAX_PROMPT_BYTES:
+        raise UserError(f"standard input: longer than the {MAX_PROMPT_BYTES} bytes that a prompt may have")
+    return content.decode()
+
+
+def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
+    """Return the tokens of a prompt, (T,) int64 on the CPU.
+
+    Raises:
+        UserError: characters that are not in the vocabulary, by name.
+    """
+    tokenizer.check_known(text)
+    return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
+
+
+def _tokens(
+    settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor
+) -> Iterator[Tensor]:
+    prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
+    sampling = FiniteSampling(
+        batch_size=settings.num_samples,
+        # Neither the unknown symbol nor what pads the embedding can be written.
+        num_characters=tokenizer_of(record).num_writable,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        seed=settings.seed,
+        device=device,
+    )
+    if settings.recompute:
+        tokens = write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling)
+        return sampling.checked(tokens, record.precision)
+    writer = Writer(
+        model,
+        sampling,
+        batch_size=settings.num_samples,
+        max_length=len(tokens_T) + settings.num_tokens,
+        dtype=dtype_of(record.precision),
+        captured=device.type == "cuda",
+    )
+    return sampling.checked(writer.write(prompt_BT, settings.num_tokens), record.precision)
+
+
+def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_samples: int) -> int:
+    """Print one text as it is written, several one after another when all are; nothing that a terminal obeys.
+
+    Returns:
+        Number of tokens made of each, fewer where nobody reads on.
+
+    Raises:
+        UserError: standard output cannot be written to.
+    """
+    count = 0
+    # A token may be a part of a character.
+    decoder = getincrementaldecoder("utf-8")("replace")
+    with answering() as output:
+        if num_samples == 1:
+            print(printable_text(prompt), end="", flush=True, file=output)
+            for token_B in tokens:
+                count += 1
+                text = decoder.decode(tokenizer.to_bytes(token_B.tolist()))
+                print(printable_text(text), end="", flush=True, file=output)
+            print(printable_text(decoder.decode(b"", final=True)), file=output)
+        else:
+            written_BT = torch.stack(list(tokens), dim=1)
+            count = written_BT.shape[1]
+            for index, token_T in enumerate(written_BT, start=1):
+                print(f"--- {index} of {num_samples}", file=output)
+                print(printable_text(prompt + tokenizer.decode(token_T.tolist())), file=output)
+    return count

@@ -5,7 +5,7 @@ Words are host integers and go through gloo; tensors through NCCL on GPUs and th
 
 import atexit
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -13,6 +13,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from attnbench.machine.device import all_gpus, resolve_device
 from attnbench.machine.ranks import Ranks
@@ -25,6 +26,9 @@ A rank that has ended closes its connections, which ends the wait at once.
 """
 WORD_TIMEOUT = timedelta(days=30)
 """Longest wait for a word of rank 0, which meanwhile validates and evaluates."""
+BUCKET_ELEMENTS = 2**22
+"""Least number of elements that are added up in one call: enough to hide its latency, and few enough for a block of 12
+layers of 768 to be under way while the next one's backward pass runs."""
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 """Phrases of gloo's errors where that has happened."""
 
@@ -59,6 +63,8 @@ class Group:
             self._words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT if ranks.follows else STEP_TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise LostError(f"the {self.size} processes of torchrun do not meet ({one_line(error)})") from error
+        assert dist.group.WORLD is not None
+        self._tensors = dist.group.WORLD
         atexit.register(self._leave)
 
     def agree(self, *words: int) -> list[int]:
@@ -72,20 +78,45 @@ class Group:
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._words)
         return tensor.tolist()
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each by its sum over all ranks, equal to the bit on each; can be captured in a CUDA graph.
+    @contextmanager
+    def adding_up(self, tensor: Tensor, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Replace a tensor, and the gradients of the backward pass inside, by their sums over all ranks.
 
-        As one flat tensor, of which there is a second copy meanwhile: with many small ones the latency of each counts.
+        Gradients are sent off in buckets, in the order in which the backward pass completes them, while it goes on; in
+        the same order on every rank, as all have the same model. Sums are equal to the bit on each rank. The work can
+        be captured in a CUDA graph.
 
         Raises:
             LostError: a rank has ended; on GPUs only where the host waits for it.
         """
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        with self._watched():
-            dist.all_reduce(flat)
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        shaped = [part.view_as(tensor) for tensor, part in zip(tensors, parts, strict=True)]
-        torch._foreach_copy_(list(tensors), shaped)  # pyright: ignore[reportPrivateImportUsage]
+        bucket, under_way = [tensor], []
+
+        def send() -> None:
+            # Together, and not as one flat tensor, which would have to be written and read back.
+            with self._watched():
+                under_way.append(self._tensors.allreduce_coalesced(bucket))
+            bucket.clear()
+
+        def completed(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if bucket and bucket[0].dtype != parameter.grad.dtype:
+                send()
+            bucket.append(parameter.grad)
+            if sum(tensor.numel() for tensor in bucket) >= BUCKET_ELEMENTS:
+                send()
+
+        hooks = [parameter.register_post_accumulate_grad_hook(completed) for parameter in parameters]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        with record_function("reduction"):
+            if bucket:
+                send()
+            with self._watched():
+                for work in under_way:
+                    work.wait()
 
     def share(self, tensors: Sequence[Tensor]) -> None:
         """Give every rank those of rank 0.

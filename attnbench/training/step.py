@@ -1,6 +1,7 @@
 """One training step: forward, backward, clip, update. `train_step` is the very function that throughput times."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -152,20 +153,16 @@ def train_step(
 ) -> StepReport:
     """Forward, backward, clip, update. Nothing here waits for the device.
 
-    A profiler shows all that the step does under one of three labels: forward, backward, optimizer; and a fourth,
-    reduction, where there is a group.
+    A profiler shows all that the step does under one of three labels: forward, backward, optimizer. In a group there is
+    a fourth, reduction: the wait for sums that are not complete when the backward pass is.
 
     Args:
         batch: of a group this rank's rows, as many as every other's.
         rate: a scalar on the device, so that a captured step can be given another.
         nats: `batch_nats`, or `compiled_nats`.
-        group: other processes that train the same model: gradients and loss are added up once, after all micro-batches.
+        group: see `loss_and_gradients`.
     """
-    num_ranks = group.size if group is not None else 1
-    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats, num_ranks)
-    if group is not None:
-        with record_function("reduction"):
-            group.add_up([loss, *gradients.values()])
+    loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats, group)
     with record_function("optimizer"):
         norm = clip(gradients, settings.clip_norm)
         update(state, gradients, norm, rate, settings)
@@ -187,7 +184,7 @@ def stepper(
         compiled: forward, loss and backward by `compiled_nats`. Changes the result by rounding.
         captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
             the speed, not the result; for batches of one shape.
-        group: see `train_step`; what NCCL does is captured too.
+        group: see `loss_and_gradients`; what NCCL does is captured too.
     """
     nats = compiled_nats(next(state.model.parameters()).device) if compiled else batch_nats
     is_new = not compiled
@@ -225,35 +222,43 @@ def loss_and_gradients(
     micro_batch_size: int | None,
     precision: str,
     nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
-    num_ranks: int = 1,
+    group: Group | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean nats over all labels of the batch, and its gradients by name.
 
     Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
 
     Args:
-        num_ranks: processes that have as many labels each; the result is then this one's part of the mean over all.
+        group: other processes that train the same model and have as many labels each, over which the mean is then. The
+            sums are made while the backward pass of the last micro-batch runs.
 
     Raises:
         ValueError: the model has dropout, and the batch brings no keys; or the labels of other ranks may be more, or
             fewer.
     """
-    if num_ranks > 1 and batch.weight_BT is not None:
+    if group is not None and batch.weight_BT is not None:
         raise ValueError("several ranks, and weights: the count of labels on the other ranks is not known")
     if model.dropout and batch.dropout_B is None:
         raise ValueError(f"dropout={model.dropout}: the batch has no keys; text_batch makes batches that have them")
     parameters = dict(model.named_parameters())
     size = batch.tokens_BT.shape[0]
-    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel() * num_ranks
+    count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
+    if group is not None:
+        count *= group.size
+    num_rows = micro_batch_size or size
     losses = []
-    for start in range(0, size, micro_batch_size or size):
-        part = batch.rows(slice(start, start + (micro_batch_size or size)))
+    for start in range(0, size, num_rows):
+        part = batch.rows(slice(start, start + num_rows))
         with record_function("forward"), computing(precision, batch.tokens_BT.device):
             loss = nats(model, part) / count
-        # Without autocast, which has decided each operator's dtype, but with the products of the forward pass.
-        with record_function("backward"), multiplying(precision):
-            loss.backward()
         losses.append(loss.detach())
+        adding_up = nullcontext()
+        if group is not None and start + num_rows >= size:
+            losses = [torch.stack(losses).sum()]
+            adding_up = group.adding_up(losses[0], parameters.values())
+        # Without autocast, which has decided each operator's dtype, but with the products of the forward pass.
+        with adding_up, record_function("backward"), multiplying(precision):
+            loss.backward()
     gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
     for tensor in parameters.values():
         tensor.grad = None

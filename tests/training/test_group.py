@@ -55,6 +55,12 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch) -> None:
+    """Gradients of several buckets a step, though the models are small."""
+    monkeypatch.setattr(groups, "BUCKET_ELEMENTS", 1_000)
+
+
 def variables(rank: int, size: int, port: int) -> dict[str, str]:
     """Environment variables of torchrun."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
@@ -187,6 +193,45 @@ def test_two_processes_train_as_one_does(mixer, micro, folder, alone):
     assert same == pytest.approx([row.measurement.value for row in expected if row.measurement.metric not in CLOCKS])
     speed = next(row.measurement for row in rows if row.measurement.metric == "tokens_per_second")
     assert speed.status == "not_reached"
+
+
+def counting(path: Path) -> Act:
+    """Write a line whenever a backward pass has completed its last gradient, that of the embedding: the number of sums
+    that rank 0 has begun."""
+
+    def act(rank: int, state: TrainState) -> None:
+        if rank != 0 or state.step > 0:
+            return
+        begun, kind = [], torch.distributed.ProcessGroup
+
+        def begin(group, tensors, begin=kind.allreduce_coalesced):
+            begun.append(tensors)
+            return begin(group, tensors)
+
+        def write(parameter: torch.Tensor) -> None:
+            with path.open("a") as file:
+                file.write(f"{len(begun)}\n")
+
+        kind.allreduce_coalesced = begin  # pyright: ignore[reportAttributeAccessIssue]
+        state.model.embedding.weight.register_post_accumulate_grad_hook(write)
+
+    return act
+
+
+def begun_in(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()]
+
+
+def test_gradients_are_added_up_while_the_last_backward_pass_runs(folder):
+    settings = settings_of(folder, "overlapped", "attn=softmax", "train.micro_batch_size=1", "train.num_steps=2")
+    ended = together(settings, counting(folder / "overlapped.txt"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    # Two micro-batches a step, and the embedding's own gradient is sent later.
+    first, second, third, fourth = begun_in(folder / "overlapped.txt")
+    assert first == 0
+    assert second > 1
+    assert third == second + 1
+    assert fourth == third + second
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
@@ -425,8 +470,10 @@ def test_compiled_steps_are_the_same(folder, one_thread, monkeypatch):
         settings_of(folder, f"compiled-{name}", "attn=softmax", "model.num_layers=1", f"train.compile={name}")
         for name in ("false", "true")
     )
-    ended = together(compiled)
+    ended = together(compiled, counting(folder / "compiled.txt"))
     assert [code for code, _ in ended] == [0, 0], ended
+    # The block's gradients are sent off before the embedding's is complete.
+    assert begun_in(folder / "compiled.txt")[0] > 1
     assert losses(folder_of(compiled)) == pytest.approx(losses(run(plain)), abs=1e-5)
 
 

@@ -5,10 +5,13 @@ Words are host integers and go through gloo; tensors through NCCL on GPUs and th
 
 import atexit
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,6 +32,8 @@ WORD_TIMEOUT = timedelta(days=30)
 BUCKET_ELEMENTS = 2**22
 """Least number of elements that are added up in one call: enough to hide its latency, and few enough for a block of 12
 layers of 768 to be under way while the next one's backward pass runs."""
+LOOK_SECONDS = 2e-4
+"""Time between two looks at the device, and at the other processes, while the host waits for the device."""
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 """Phrases of gloo's errors where that has happened."""
 
@@ -66,6 +71,8 @@ class Group:
         assert dist.group.WORLD is not None
         self._tensors = dist.group.WORLD
         atexit.register(self._leave)
+        process_ids = self.agree(*(os.getpid() if rank == self.rank else 0 for rank in range(self.size)))
+        self._others = [process_id for process_id in process_ids if process_id != os.getpid()]
 
     def agree(self, *words: int) -> list[int]:
         """Return the largest of all ranks' words, each of 63 bits, and not before every rank has given its own.
@@ -128,6 +135,35 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def wait(self, device: torch.device) -> None:
+        """Wait for the work that the device was given, as long as all ranks live.
+
+        Raises:
+            LostError: a rank has ended.
+        """
+        # On a CPU the host has waited already.
+        if device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+            self.wait_until(done.query)
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Wait for work in which a rank that has ended is missing: NCCL would wait for ever.
+
+        Raises:
+            LostError: a rank has ended.
+        """
+        while not is_done():
+            if not all(_lives(process_id) for process_id in self._others):
+                raise self._lost("has ended")
+            time.sleep(LOOK_SECONDS)
+
+    def _lost(self, what: str) -> LostError:
+        self.is_lost = True
+        return LostError(
+            f"another of the {self.size} processes {what}; the same command goes on from the last checkpoint"
+        )
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         try:
@@ -135,17 +171,26 @@ class Group:
         except RuntimeError as error:
             if memory_reason(error) is not None:
                 raise
-            self.is_lost = True
             has_ended = any(words in str(error) for words in CLOSED)
-            what = "has ended" if has_ended else f"does not answer ({one_line(error)})"
-            raise LostError(
-                f"another of the {self.size} processes {what}; the same command goes on from the last checkpoint"
-            ) from error
+            raise self._lost("has ended" if has_ended else f"does not answer ({one_line(error)})") from error
 
     def _leave(self) -> None:
         # Of a group that has lost a rank nobody answers any more.
         if not self.is_lost:
             dist.destroy_process_group()
+        elif self.backend == "nccl":
+            # A kernel that waits for the lost rank would keep this process from ending.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _lives(process_id: int) -> bool:
+    """Tell if a process of this host has not ended; one that has may be a zombie still."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def device_type_of(name: str, ranks: Ranks) -> str:

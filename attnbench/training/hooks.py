@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnbench.machine.device import synchronize
+from attnbench.machine.group import Group
 from attnbench.machine.pauses import Pauses
 from attnbench.machine.signals import StopRequest
 from attnbench.model.stored import ModelRecord
@@ -48,11 +50,15 @@ class Stopwatch:
     """Sum of the seconds spent in training steps; the first step of a sitting, which compiles, is a lap of its own.
 
     Args:
-        pauses: of the process, which are no training; None: nobody watches them.
+        pauses: of the process, which are no training; None: they are not watched.
+        group: the processes that train together; to wait for the device is then to wait for them.
     """
 
-    def __init__(self, state: TrainState, device: torch.device, pauses: Pauses | None = None) -> None:
-        self.state, self.device, self.pauses = state, device, pauses
+    def __init__(
+        self, state: TrainState, device: torch.device, pauses: Pauses | None = None, group: Group | None = None
+    ) -> None:
+        self.state, self.pauses = state, pauses
+        self.wait = partial(synchronize if group is None else group.wait, device)
         self.first_step_seconds: float | None = None
         self.mark, self.marked_step = self._clock(), state.step
 
@@ -65,7 +71,7 @@ class Stopwatch:
 
     def lap(self) -> tuple[int, float]:
         """Wait for the device and count what passed since the last lap: (steps, seconds)."""
-        synchronize(self.device)
+        self.wait()
         now = self._clock()
         steps, seconds = self.state.step - self.marked_step, now - self.mark
         self.mark, self.marked_step = now, self.state.step
@@ -79,7 +85,7 @@ class Stopwatch:
         """Leave out the time spent inside, which is no training."""
         self.lap()
         yield
-        synchronize(self.device)
+        self.wait()
         self.restart()
 
 
@@ -110,8 +116,8 @@ class Logging:
         if not is_logged(state.step, state.end(self.num_steps), self.settings):
             self.bar.update(state.step, None)
             return
-        loss, norm = float(report.loss), float(report.gradient_norm)
         steps, seconds = self.stopwatch.lap()
+        loss, norm = float(report.loss), float(report.gradient_norm)
         left_out = state.step - state.num_updates()
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
             # Where nothing was updated, no rate has anything to do with it.

@@ -135,7 +135,7 @@ class Training:
         # A speed over sittings of which each had another is that of none.
         state.shared_device |= shares_device or (resumed is not None and state.num_devices != num_devices)
         state.num_devices = num_devices
-        stopwatch = Stopwatch(state, self.device, stack.enter_context(Pauses()))
+        stopwatch = Stopwatch(state, self.device, stack.enter_context(Pauses()), self.group)
         hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
         make_up(state, hooks)

@@ -323,6 +323,20 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(killed, folder, alo
     assert losses(folder_of(settings)) == pytest.approx(losses(alone("softmax")), abs=1e-5)
 
 
+def test_a_wait_for_the_device_ends_with_the_process_that_it_waits_for(folder):
+    """As on a GPU, where the host waits for a kernel that waits for a process which was killed."""
+
+    def act(rank: int, state: TrainState) -> None:
+        if state.step == AT:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            groups.join(Ranks(rank=0, size=2), "cpu").wait_until(lambda: False)
+
+    (code, lines), (code_of_other, _) = together(settings_of(folder, "waited", "attn=softmax"), act)
+    assert (code, code_of_other) == (1, -signal.SIGKILL)
+    assert "error: another of the 2 processes has ended; the same command goes on" in lines
+
+
 @pytest.mark.slow
 def test_a_process_that_does_not_answer_is_given_up(folder, monkeypatch):
     monkeypatch.setattr(groups, "STEP_TIMEOUT", timedelta(seconds=5))

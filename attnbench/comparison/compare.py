@@ -237,9 +237,8 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
         log.info(f"report, for a browser: {write_report(folder)}")
     # A frozen plan takes no other; a factorial's parts are named for every variant.
     if not is_frozen and not plan.factors:
-        log.info("another variant beside these, whose cells are not run again:")
-        # Two taps are in no recipe and no yaml: it is a model of its own in every plan.
-        log.info(f"  {settings.command} \"+plan.variants.mine=['attn=linear','attn.conv_size=2']\"")
+        log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
+        log.info(f'  {settings.command} "+plan.variants.mine=[attn=module,attn.path=my_layer:MyLayer]"')
     if mirrored:
         from attnbench.report.wandb import show_comparison
 

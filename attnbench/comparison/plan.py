@@ -235,8 +235,8 @@ class Comparison:
         plan tests others."""
         if not self.plan.ranked:
             few = max(self.seeds_by_evaluation()[0].values(), default=0)
-            why = f": {few} {'seed is' if few == 1 else 'seeds are'} too few" * (few <= FEW_SEEDS)
-            return [f"Nothing is tested in this plan (rank: []), so no difference has a verdict{why}."]
+            why = f": {few} {'seed' if few == 1 else 'seeds'} cannot rank mixers" * (few <= FEW_SEEDS)
+            return [f"Nothing is tested in this plan (rank: []){why}."]
         tested, number = self.primaries(), self.seeds_by_evaluation()[0]
         others = {
             name: cls.primary

@@ -80,6 +80,7 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
     scores = Scores(summary(over_seeds, verdicts, variants))
     sections = [
         Section(title="The answer", blocks=answer),
+        Section(title="All scores", blocks=[*sittings_note(scores.content.lead), scores, *summary_notes(protocol)]),
         difference_section(verdicts),
         corpora_section(verdicts),
         effect_section(inputs),
@@ -88,7 +89,6 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
         curve_section(inputs, over_seeds, known, variants),
         position_section(over_seeds, variants),
         sample_section(inputs),
-        Section(title="All scores", blocks=[*sittings_note(scores.content.lead), scores, *summary_notes(protocol)]),
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
         Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
     ]

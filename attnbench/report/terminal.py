@@ -100,10 +100,18 @@ def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
 
 
 def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:
-    spread = entry.spread if with_interval or (entry.figure and entry.figure.has_range) else ""
-    without = entry.figure.without if entry.figure else ""
-    notes = tuple(filter(None, (spread, without)))
-    return TableCell(text=entry.text, notes=notes, mark="best" if entry.is_best else "")
+    figure = entry.figure
+    if with_interval:
+        notes = [entry.spread]
+    elif figure is not None and figure.has_range:
+        notes = [
+            f"{min(figure.values.values()):.3f}–{max(figure.values.values()):.3f}",
+            entry.solved.replace(" of ", "/"),
+        ]
+    else:
+        notes = []
+    notes += [figure.without] if figure is not None else []
+    return TableCell(text=entry.text, notes=tuple(filter(None, notes)), mark="best" if entry.is_best else "")
 
 
 def print_comparison(inputs: "Inputs") -> None:

@@ -45,7 +45,7 @@ class TableCell:
 
     text: str
     notes: tuple[str, ...] = ()
-    """Behind the text in Markdown and on a terminal; below it, smaller, on a page."""
+    """Behind the text in Markdown; below it on a terminal and, smaller, on a page."""
     mark: str = ""
     """best: bold; lost or warn: in a colour of its own, on a page."""
 
@@ -74,7 +74,11 @@ def to_terminal(table: Table, width: int) -> RichTable:
     title = Text(printable(table.title)) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     lines = [
-        [Text(printable(str(c)), style="bold" if c.mark == "best" else "") for c in _as_cells(it)] for it in table.lines
+        [
+            Text("\n".join(map(printable, (cell.text, *cell.notes))), style="bold" if cell.mark == "best" else "")
+            for cell in _as_cells(line)
+        ]
+        for line in table.lines
     ]
     share = width // len(table.headers) - PADDING
     for index, header in enumerate(table.headers):

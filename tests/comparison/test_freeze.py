@@ -339,10 +339,10 @@ def scored_plan(scored_once, tmp_path) -> Path:
 def test_a_frozen_plan_offers_no_further_variant(scored_plan, text, caplog):
     caplog.set_level("INFO", logger="attnbench")
     carried_out(settings(text, scored_plan.parent))
-    assert "another variant beside these" not in caplog.text
+    assert "your layer beside these" not in caplog.text
     (scored_plan / "freeze.json").unlink()
     carried_out(settings(text, scored_plan.parent))
-    assert "another variant beside these" in caplog.text
+    assert "your layer beside these" in caplog.text
 
 
 def altered(path: Path, **changed) -> None:

@@ -1,4 +1,4 @@
-"""The demo's probes learn, so that its table shows mixers and no mistakes."""
+"""The demo's recall and copy are levels at which its mixers differ."""
 
 import json
 import subprocess
@@ -10,10 +10,9 @@ from attnbench.results.row_files import read_results
 
 
 @pytest.mark.slow
-def test_softmax_and_gated_deltanet_recall_and_softmax_copies(root, tmp_path):
-    command = [sys.executable, "scripts/compare.py", "plan=demo", "plan.only=[recall,copy]"]
-    command += ["plan.variants.flash=null", "plan.variants.linear=null", "plan.probe_seeds=[0]"]
-    command += ["device=cpu", "logger=none", "report=false"]
+def test_recall_and_copy_separate_the_mixers_of_the_demo(root, tmp_path):
+    command = [sys.executable, "-m", "attnbench", "demo", "plan.only=[recall,copy]"]
+    command += ["plan.variants.flash=null", "plan.probe_seeds=[0]", "logger=none", "report=false"]
     subprocess.run([*command, f"outputs_dir={tmp_path}"], cwd=root, check=True, capture_output=True)
     folder = tmp_path / "demo"
     rows = [
@@ -26,6 +25,10 @@ def test_softmax_and_gated_deltanet_recall_and_softmax_copies(root, tmp_path):
         for row in rows
         if row.measurement.metric in ("accuracy", "symbol_accuracy")
     }
-    assert scores["softmax", "accuracy", None] >= 0.98
-    assert scores["gated_deltanet", "accuracy", None] >= 0.98
-    assert scores["softmax", "symbol_accuracy", 10] >= 0.95
+    recall = {name: scores[name, "accuracy", None] for name in ("softmax", "gated_deltanet", "linear")}
+    copied = {name: scores[name, "symbol_accuracy", 16] for name in recall}
+    # Far from what three other seeds gave: 1.00, 0.44 to 0.63 and 0.07 to 0.09; 1.00, 0.74 to 0.92 and 0.64 to 0.70.
+    assert recall["softmax"] > 0.95
+    assert recall["linear"] < 0.2 < recall["gated_deltanet"] < 0.9
+    assert copied["softmax"] > 0.95
+    assert copied["linear"] < 0.85

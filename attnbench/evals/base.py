@@ -139,6 +139,9 @@ class Task(ABC):
     """Wishes, like {"conv_size": 4}: a mixer without such a setting does not get it, and its rows say so."""
     fixed_steps: bool = False
     """All steps are made, with a cosine; otherwise a training that has solved the task ends, see `solving`."""
+    length_buckets: bool = False
+    """The sequences of a training batch are of about one length, so that little of it is padding. Changes the result:
+    each step's loss is a mean over the labels of its lengths."""
     check_interval_steps: int | None = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 

@@ -12,7 +12,7 @@ from attnbench.data.counters import hashed
 from attnbench.evals.base import NUM_SELECTION, Probe, Task
 from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels
-from attnbench.evals.lib.state_rules import RULES, Strings
+from attnbench.evals.lib.state_rules import RULES
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, lengths_between
 from attnbench.mixers.around import Gate
 from attnbench.model.language_model import LanguageModel
@@ -95,16 +95,13 @@ class StateTrackingTask(Task):
     def _batch(self, split: str, seed: int, index_B: Tensor, length_B: Tensor, longest: int) -> Batch:
         rule = RULES[self.rule]
 
-        def strings(hash_R: Tensor, length_R: Tensor) -> Strings:
-            return rule.strings(hashed(hash_R, STRING), length_R, longest)
-
         hash_B = hashes_in_split(
             split,
             hashed(0, seed, SPLITS[split], index_B, STRING, length_B),
-            lambda hash_R, row_R: strings(hash_R, length_B[row_R]).tokens_BT,
+            lambda hash_R, row_R: rule.tokens(hashed(hash_R, STRING), length_B[row_R], longest),
             exempt_B=length_B * math.log2(rule.num_inputs) < SHARED_BITS,
         )
-        tokens_BT, states_BL, positions_BL = strings(hash_B, length_B)
+        tokens_BT, states_BL, positions_BL = rule.strings(hashed(hash_B, STRING), length_B, longest)
         is_label_BL = torch.arange(longest, device=hash_B.device) < length_B[:, None]
         # Behind the end stands symbol 0, which nothing before it can see.
         tokens_BT = tokens_BT.where(tokens_BT != ABSENT, 0)
@@ -120,6 +117,7 @@ class StateTracking(Probe):
         conv_size, output_gate: of every mixer that has them; null leaves each its own.
         num_steps: the most that a training makes.
         fixed_steps: all of them, with a cosine; false: a training ends once it has solved its task, see `solving`.
+        length_buckets: the strings of a training batch are of about one length, see Task.
         min_length, max_length: labels of training strings, at most 500 lengths.
         multiples: test lengths, in multiples of `max_length`.
         num_test: test strings of each length.
@@ -167,6 +165,7 @@ class StateTracking(Probe):
         num_steps: int,
         fixed_steps: bool,
         batch_size: int,
+        length_buckets: bool,
         min_length: int,
         max_length: int,
         multiples: list,
@@ -211,6 +210,7 @@ class StateTracking(Probe):
                 num_train_sequences=num_steps * batch_size,
                 mixer_options=mixer_wishes(conv_size, output_gate),
                 fixed_steps=fixed_steps,
+                length_buckets=length_buckets,
                 rule=rule,
                 min_length=min_length,
                 max_length=max_length,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -42,7 +43,7 @@ class Member:
 
     state: TrainState
     batches: Callable[[int], Batch]
-    """The batch of each step, of one shape in all members."""
+    """The batch of each step, of one shape in all members but for the length of sequences behind their last label."""
     settings: TrainSettings
     """Equal in all members but for the learning rate."""
     num_steps: int
@@ -154,7 +155,6 @@ class Stack:
         self.num_twins = max(0, LEAST_CPU_ROWS - len(states)) if self.device.type == "cpu" else 0
         self.tensors = StackedTensors(states, self.settings.weight_decay, num_twins=self.num_twins)
         self._parts: list[str] = []
-        self._last: dict[Member, Batch] = {}
         self._moving: list[Member] = []
         self._is_still_R = torch.empty(0)
         self._still = torch.zeros((), device=self.device)
@@ -170,11 +170,9 @@ class Stack:
         Returns:
             loss and gradient norm of each, on the CPU where its log may read them: one copy for all of them.
         """
-        batches = [
-            member.batches(member.state.step) if member in moving else self._last[member] for member in self.members
-        ]
-        self._last = dict(zip(self.members, batches, strict=True))
-        batches = self._with_twins(batches)
+        given = {member: member.batches(member.state.step) for member in moving}
+        # Whatever those compute that stand still is thrown away.
+        batches = self._with_twins([given.get(member, given[moving[0]]) for member in self.members])
         if self._moving != moving:
             # A tensor made of a list waits for the device.
             self._moving = list(moving)
@@ -183,7 +181,7 @@ class Stack:
         rates = [member.rates.next() if member in moving else self._still for member in self.members]
         rates_R = torch.stack(self._with_twins(rates))
         named = {
-            name: torch.stack([getattr(batch, name) for batch in batches])
+            name: _stacked([getattr(batch, name) for batch in batches])
             for name, part in batches[0]._asdict().items()
             if part is not None
         }
@@ -223,11 +221,19 @@ class Stack:
         return self._losses(*(part for part in stacked if part is not None))
 
     def _mean_nats(self, parameters: dict[str, Tensor], *parts: Tensor) -> Tensor:
-        batch = dict(zip(self._parts, parts, strict=True))
-        weight = batch.get("weight_BT")
-        count = weight.sum() if weight is not None else batch["targets_BT"].numel()
+        batch = Batch(**dict(zip(self._parts, parts, strict=True))).wide()
+        count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
         named = {f"model.{name}": tensor for name, tensor in parameters.items()}
-        return torch.func.functional_call(self.nats, named, kwargs=batch) / count
+        given = {name: part for name, part in batch._asdict().items() if part is not None}
+        return torch.func.functional_call(self.nats, named, kwargs=given) / count
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Stack a part of the members' batches; shorter rows are filled up with zeros, which are no labels."""
+    width = max(part.shape[-1] for part in parts)
+    return torch.stack(
+        [part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1])) for part in parts]
+    )
 
 
 class _Nats(nn.Module):

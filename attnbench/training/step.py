@@ -43,6 +43,18 @@ class Batch(NamedTuple):
         tensors = (tensor[part] if tensor is not None else None for tensor in self)
         return Batch(*tensors)  # pyright: ignore[reportArgumentType]
 
+    def wide(self) -> "Batch":
+        """Return the batch in the dtypes that a step computes with, int64 and float32: stored ones may be smaller."""
+        weight, positions = self.weight_BT, self.positions_BL
+        return Batch(
+            self.tokens_BT.long(),
+            self.targets_BT.long(),
+            # Weights of float64, as a test of numbers has them, stay such.
+            weight if weight is None or weight.is_floating_point() else weight.float(),
+            positions.long() if positions is not None else None,
+            self.dropout_B,
+        )
+
 
 class StepReport(NamedTuple):
     """Loss and gradient norm of a step, on the device; reading them waits for it."""
@@ -193,7 +205,7 @@ def stepper(
         nonlocal is_new
         if is_new:
             is_new = False
-            foresee(state.model, batch_nats, batch.rows(slice(settings.micro_batch_size)), precision)
+            foresee(state.model, batch_nats, batch.wide().rows(slice(settings.micro_batch_size)), precision)
         return train_step(state, batch, rate, settings, precision, nats, group)
 
     return _captured(step, others_ask=group is not None) if captured else step
@@ -240,7 +252,7 @@ def loss_and_gradients(
         raise ValueError("several ranks, and weights: the count of labels on the other ranks is not known")
     if model.dropout and batch.dropout_B is None:
         raise ValueError(f"dropout={model.dropout}: the batch has no keys; text_batch makes batches that have them")
-    parameters = dict(model.named_parameters())
+    parameters, batch = dict(model.named_parameters()), batch.wide()
     size = batch.tokens_BT.shape[0]
     count = batch.weight_BT.sum() if batch.weight_BT is not None else batch.targets_BT.numel()
     if group is not None:

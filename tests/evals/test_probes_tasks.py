@@ -7,17 +7,23 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.nn.functional import pad
 
 from attnbench.cli.compose import CONF, compose
+from attnbench.data.batches import block_order
 from attnbench.data.counters import hashed
 from attnbench.evals.copy_task import BLANK, PADDING, SEPARATOR, START, Copy
 from attnbench.evals.lib import scoring, task_data
+from attnbench.evals.lib import sequences as training_data
 from attnbench.evals.lib.recall_sizes import DRAWN
 from attnbench.evals.lib.scoring import correct_labels, mean_accuracy
+from attnbench.evals.lib.sequences import NUM_BUCKETS, TrainingSequences
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, choose, choose_by_power, integers_below, split_of
 from attnbench.evals.recall import BLANK as NOTHING
 from attnbench.evals.recall import Recall
+from attnbench.evals.state_tracking import StateTracking, StateTrackingTask
 from attnbench.settings.errors import UserError
+from attnbench.training.step import Batch
 
 CPU = torch.device("cpu")
 SELECTED = [256, 16], [512, 64]
@@ -485,3 +491,124 @@ def test_every_device_has_the_same_sequences(name, split):
     for a, b in zip(here, there, strict=True):
         assert (a is None) == (b is None)
         assert a is None or torch.equal(a, b.cpu())
+
+
+def state_task(rule, *, num_steps, **options):
+    content = yaml.safe_load((CONF / "eval" / "state_tracking.yaml").read_text())
+    content |= {**StateTracking.smoke, "learning_rates": [1e-2], "rules": [rule], "num_steps": num_steps, **options}
+    content.pop("_target_")
+    return StateTracking(**content).tasks()[0]
+
+
+IN_MEMORY = {
+    "copy": lambda: replace(copy_task(), num_train_sequences=50, batch_size=8),
+    "recall": lambda: replace(recall_task(vocabulary_size=400), num_train_sequences=50, batch_size=8),
+    "parity": lambda: state_task("parity", num_steps=7),
+    "arithmetic": lambda: state_task("mod_arithmetic", num_steps=7),
+}
+"""Tasks with several epochs, one epoch, and labels at every position or at some."""
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_few_training_sequences_are_shuffled_as_a_whole_and_stored_small(name):
+    task = IN_MEMORY[name]()
+    sequences, every = TrainingSequences(task, 5, CPU), task.sequences("train", 5, 0, task.num_train_sequences, CPU)
+    for step in (0, 3, 5, 13, 6):
+        epoch, index = divmod(step, task.num_train_sequences // 8)
+        order = block_order(task.num_train_sequences, 5, epoch)[8 * index : 8 * index + 8]
+        expected, stored = every.rows(order), sequences.batch(step)
+        found = stored.wide()
+        assert stored.tokens_BT.dtype == (torch.int16 if task.vocabulary_size > 128 else torch.int8)
+        for part in ("tokens_BT", "targets_BT", "weight_BT"):
+            assert torch.equal(getattr(found, part), getattr(expected, part))
+            assert getattr(found, part).dtype == getattr(expected, part).dtype
+        column_BL = torch.arange(expected.targets_BT.shape[1]).expand_as(expected.targets_BT)
+        at_every = expected.positions_BL.where(expected.weight_BT > 0, column_BL).eq(column_BL).all()
+        assert (found.positions_BL is None) == (name == "parity") == bool(at_every)
+        assert found.positions_BL is None or torch.equal(found.positions_BL, expected.positions_BL)
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """Tasks of 100 sequences and more are streamed, 64 at a time."""
+    monkeypatch.setattr(training_data, "STREAMED_FROM", 100)
+    monkeypatch.setattr(training_data, "CHUNK", 64)
+
+
+@pytest.mark.parametrize("buckets", [False, True])
+def test_a_streamed_batch_depends_on_seed_and_step_alone_and_every_string_comes_once(streamed, buckets, monkeypatch):
+    task, asked = state_task("parity", num_steps=27, length_buckets=buckets), []
+    generate = StateTrackingTask.sequences
+
+    def counted(self, split, seed, start, count, device):
+        asked.append(count)
+        return generate(self, split, seed, start, count, device)
+
+    monkeypatch.setattr(StateTrackingTask, "sequences", counted)
+    sequences = TrainingSequences(task, 5, CPU)
+    batches = [sequences.batch(step) for step in range(27)]
+    assert max(asked) == 64
+    found = [tuple(row) for batch in batches for row in full(batch, 8).tokens_BT.tolist()]
+    expected = [tuple(row) for row in generate(task, "train", 5, 0, 216, CPU).tokens_BT.tolist()]
+    assert sorted(found) == sorted(expected)
+    assert (found == expected) == (not buckets)
+    for step in (26, 0, 9):
+        again = TrainingSequences(task, 5, CPU).batch(step)
+        assert torch.equal(again.tokens_BT, batches[step].tokens_BT)
+        assert not torch.equal(full(TrainingSequences(task, 6, CPU).batch(step), 8).tokens_BT, full(again, 8).tokens_BT)
+
+
+def full(batch, width):
+    """Pad strings that have a label at each symbol to one width."""
+    parts = (pad(part, (0, width - part.shape[1])) if part is not None else None for part in batch[:4])
+    return Batch(*parts)
+
+
+@pytest.mark.parametrize("name", ["parity", "mod_arithmetic", "mod_arithmetic_brackets", "copy"])
+def test_batches_of_length_buckets_have_few_shapes_little_padding_and_every_label(name):
+    sizes = {"batch_size": 16, "num_train_sequences": 1600}
+    if name == "copy":
+        task = replace(copy_task(max_length=40), length_buckets=True, **sizes)
+    else:
+        task = replace(state_task(name, num_steps=100, max_length=40), length_buckets=True, **sizes)
+    every = task.sequences("train", 5, 0, 1600, CPU)
+    longest = every.tokens_BT.shape[1]
+    seeds = [TrainingSequences(task, seed, CPU) for seed in (5, 6)]
+    batches = [seeds[0].batch(step).wide() for step in range(100)]
+    shapes = [batch.tokens_BT.shape[1] for batch in batches]
+    assert len(set(shapes)) <= NUM_BUCKETS
+    # Where a bucket ends, two seeds may differ by one batch.
+    differing = sum(seeds[1].batch(step).tokens_BT.shape[1] != shape for step, shape in enumerate(shapes))
+    assert differing <= 2 * NUM_BUCKETS
+    assert sum(batch.weight_BT.sum() for batch in batches) == every.weight_BT.sum()
+    last_B = (every.weight_BT * (every.positions_BL + 1)).amax(1)
+    assert seeds[0].mean_length == pytest.approx(float(last_B.mean()))
+    assert sum(shapes) / 100 < float(last_B.mean()) + longest / NUM_BUCKETS
+    # Sorted, so that a batch's neighbours are near it; all lengths take turns.
+    assert shapes != sorted(shapes)
+    found = [
+        row[:length] for batch in batches for row, length in zip(batch.tokens_BT.tolist(), ends_of(batch), strict=True)
+    ]
+    expected = [row[:length] for row, length in zip(every.tokens_BT.tolist(), ends_of(every), strict=True)]
+    assert sorted(found) == sorted(expected)
+
+
+def ends_of(batch):
+    positions_BL = batch.positions_BL
+    if positions_BL is None:
+        positions_BL = torch.arange(batch.targets_BT.shape[1]).expand_as(batch.targets_BT)
+    return (batch.weight_BT * (positions_BL + 1)).amax(1).long().tolist()
+
+
+def test_labels_that_move_away_from_every_position_are_noticed(streamed, monkeypatch):
+    generate = StateTrackingTask.sequences
+
+    def moved(self, split, seed, start, count, device):
+        batch = generate(self, split, seed, start, count, device)
+        return batch._replace(positions_BL=batch.positions_BL.flip(1)) if start else batch
+
+    monkeypatch.setattr(StateTrackingTask, "sequences", moved)
+    sequences = TrainingSequences(state_task("parity", num_steps=27), 5, CPU)
+    assert sequences.batch(7).positions_BL is None
+    with pytest.raises(ValueError, match="stand elsewhere"):
+        sequences.batch(8)

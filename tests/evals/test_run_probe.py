@@ -450,6 +450,8 @@ def test_the_hash_changes_with_all_that_changes_numbers_and_with_nothing_else(tm
         hashed(copy_conv_size=3),
         hashed(copy_num_test=17),
         hashed(name="recall"),
+        hashed(name="state_tracking"),
+        hashed(name="state_tracking", state_tracking_length_buckets=True),
     ]
     assert len(set(hashes)) == len(hashes)
 

@@ -73,3 +73,24 @@ def test_a_graph_that_is_garbage_does_not_break_the_recording_of_another(eager):
     call = CapturedCall(doubled)
     for number in range(CapturedCall.NUM_WARMUP + 3):
         assert call(torch.full((4,), float(number), device="cuda")).tolist() == [2.0 * number] * 4
+
+
+@pytest.mark.gpu
+def test_every_combination_of_shapes_has_a_recording_and_there_are_eight_at_most():
+    seen = []
+
+    def added(x, y):
+        seen.append(x.shape[0])
+        return x + y.sum()
+
+    call = CapturedCall(added)
+    for round_ in range(4):
+        for length in (3, 1, 2):
+            x, y = torch.full((length,), float(round_), device="cuda"), torch.ones(length, device="cuda")
+            assert call(x, y).tolist() == [round_ + length] * length
+    # The first calls as they are, each shape once before its recording, and once in it.
+    assert sorted(seen) == [1, 1, 2, 2, 3, 3]
+    for length in range(4, 9):
+        call(torch.ones(length, device="cuda"), torch.ones(length, device="cuda"))
+    with pytest.raises(ValueError, match="8 combinations"):
+        call(torch.ones(9, device="cuda"), torch.ones(9, device="cuda"))

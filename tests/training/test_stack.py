@@ -27,7 +27,7 @@ from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.hooks import DivergedError
 from attnbench.training.loop import text_batch, train
 from attnbench.training.stack import MIN_STEPS_TO_COMPACT, Member, train_stack
-from attnbench.training.step import StepReport
+from attnbench.training.step import Batch, StepReport
 
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
 RUNS = [(0, 1e-3), (1, 1e-3), (0, 5e-4), (2, 3e-4)]
@@ -248,3 +248,29 @@ def test_a_run_whose_last_step_the_stop_meets_is_given_back_before_it(tmp_path):
     assert next(ending) is short
     with pytest.raises(Interrupted):
         next(ending)
+
+
+def test_members_whose_batches_end_at_different_positions_train_as_alone():
+    """A stack fills the shorter ones up behind their last labels, which are stored as truth values."""
+
+    def trimmed(seed):
+        one = member(seed, 1e-3, num_steps=6, dtype=torch.float64, name="linear")
+        batches = one.batches
+
+        def batch(step):
+            tokens_BT, targets_BT, *_ = batches(step)
+            length = 3 + (step + seed) % 4
+            weight_BT = torch.ones(len(tokens_BT), length, dtype=torch.bool)
+            weight_BT[0, -1] = False
+            return Batch(tokens_BT[:, :length].to(torch.int8), targets_BT[:, :length].to(torch.int8), weight_BT)
+
+        one.batches = batch
+        return one
+
+    together = [trimmed(seed) for seed in range(3)]
+    list(train_stack(together, precision="float32"))
+    for seed, one in enumerate(together):
+        single = alone(trimmed(seed))
+        for kind in ("losses", "norms"):
+            ours, theirs = (torch.tensor(getattr(curve_of(it), kind), dtype=torch.float64) for it in (one, single))
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)

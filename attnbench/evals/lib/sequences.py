@@ -1,40 +1,147 @@
-"""Training data of a task, on the device as a whole."""
+"""Training data of a task: batch n is a function of (seed, n)."""
 
+import math
 import time
 
 import torch
+from torch import Tensor
 
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Task
 from attnbench.machine.device import synchronize
 from attnbench.training.step import Batch
 
+CHUNK = 2**16
+"""Sequences generated at a time."""
+
+STREAMED_FROM = 2**20
+"""Number of training sequences from which only a chunk of them is in memory. The first epoch then takes them as they
+are generated, later ones shuffle each chunk; with fewer sequences every epoch shuffles all of them."""
+
+NUM_BUCKETS = 8
+"""Shapes of the batches of a task with length buckets; a captured step has a recording for each."""
+
 
 class TrainingSequences:
-    """A task's training data, all of it on the device; batch n is a function of (seed, n)."""
+    """Training sequences of a task on the device, stored as small integers, see `Batch.wide`.
+
+    With `task.length_buckets` a batch has sequences of about one length and ends with the longest of them. Which batch
+    has which lengths depends on the step alone, so that the batches of a stack have one shape, apart from a few at the
+    borders of the buckets.
+    """
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
         self.task, self.seed, self.device = task, seed, device
-        # A few first: what is loaded at the first use is no speed of the generator.
-        task.sequences("train", seed, 0, task.batch_size, device)
+        # A few first: the time to load what the generator uses is no speed of the generator.
+        example = task.sequences("train", seed, 0, task.batch_size, device)
+        self._widths = example.tokens_BT.shape[1], example.targets_BT.shape[1]
+        self._is_at_every_position = self._widths[0] == self._widths[1]
+        self.batches_per_epoch = task.num_train_sequences // task.batch_size
+        is_streamed = task.num_train_sequences >= STREAMED_FROM
+        self._batches_per_chunk = max(1, CHUNK // task.batch_size) if is_streamed else self.batches_per_epoch
+        self._num_chunks = math.ceil(self.batches_per_epoch / self._batches_per_chunk)
+        self._generated: tuple[int, Batch] | None = None
+        self._at: tuple[int, int] | None = None
+        self._ordered, self._buckets = example, []
         synchronize(device)
         started = time.perf_counter()
-        self.all = task.sequences("train", seed, 0, task.num_train_sequences, device)
+        first = self._generate(0)
         synchronize(device)
-        self.tokens_per_second = self.all.tokens_BT.numel() / (time.perf_counter() - started)
-        self.batches_per_epoch = task.num_train_sequences // task.batch_size
-        self._epoch, self._order = -1, torch.empty(0)
-        self._last: tuple[int, Batch] | None = None
+        self.tokens_per_second = first.tokens_BT.numel() / (time.perf_counter() - started)
+        self.mean_length = float(self._widths[0])
+        """Positions of a sequence up to its last label, with length buckets; else all."""
+        if task.length_buckets:
+            self.mean_length = float(self._lengths(first)[0].double().mean())
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step: every sequence once an epoch, in an order that each epoch has anew."""
-        # In a stack several learning rates of a seed ask one after another.
-        if self._last is not None and self._last[0] == step:
-            return self._last[1]
-        epoch, batch = divmod(step, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._order = block_order(self.task.num_train_sequences, self.seed, epoch).to(self.device)
-            self._epoch = epoch
-        rows = self.all.rows(self._order[batch * self.task.batch_size : (batch + 1) * self.task.batch_size])
-        self._last = step, rows
-        return rows
+        """Return the batch of a step: every sequence once an epoch, in an order that each epoch has anew."""
+        epoch, index = divmod(step, self.batches_per_epoch)
+        chunk, index = divmod(index, self._batches_per_chunk)
+        if self._at != (epoch, chunk):
+            self._order_chunk(epoch, chunk)
+            self._at = epoch, chunk
+        size = self.task.batch_size
+        rows = self._ordered.rows(slice(index * size, (index + 1) * size))
+        if not self.task.length_buckets:
+            return rows
+        num_positions, num_labels = (-(-width * self._buckets[index] // NUM_BUCKETS) for width in self._widths)
+        weight, positions = (part[:, :num_labels] if part is not None else None for part in rows[2:4])
+        return Batch(rows.tokens_BT[:, :num_positions], rows.targets_BT[:, :num_labels], weight, positions)
+
+    def _order_chunk(self, epoch: int, chunk: int) -> None:
+        """Lay the chunk's sequences out in the order of this epoch."""
+        batch, number, size = self._generate(chunk), epoch * self._num_chunks + chunk, self.task.batch_size
+        num_rows = len(batch.tokens_BT)
+        is_fresh = self._num_chunks > 1 and epoch == 0
+        order_N = torch.arange(num_rows) if is_fresh else block_order(num_rows, self.seed, number)
+        order_N = order_N[: num_rows // size * size].to(self.device)
+        if self.task.length_buckets:
+            widths = zip(self._lengths(batch), self._widths, strict=True)
+            bucket_N = torch.stack([-(-length_N * NUM_BUCKETS // width) for length_N, width in widths]).amax(0)
+            order_N = order_N[bucket_N[order_N].argsort(stable=True)]
+            # Of no seed, so that the batches of a stack have the same lengths at the same step.
+            batches_N = block_order(len(order_N) // size, 0, number)
+            order_N = order_N.view(-1, size)[batches_N.to(self.device)].flatten()
+            self._buckets = bucket_N[order_N].view(-1, size).amax(1).tolist()
+        self._ordered = batch.rows(order_N)
+        if self._num_chunks > 1:
+            self._generated = None
+
+    def _generate(self, chunk: int) -> Batch:
+        """Return the sequences of a chunk in the order of their indices."""
+        if self._generated is not None and self._generated[0] == chunk:
+            return self._generated[1]
+        start, end = 0, self.task.num_train_sequences
+        # A single chunk has all of them: each epoch's order decides which fill no batch.
+        if self._num_chunks > 1:
+            first, last = (min(n * self._batches_per_chunk, self.batches_per_epoch) for n in (chunk, chunk + 1))
+            start, end = first * self.task.batch_size, last * self.task.batch_size
+        pieces = [
+            self._narrow(self.task.sequences("train", self.seed, first, min(CHUNK, end - first), self.device))
+            for first in range(start, end, CHUNK)
+        ]
+        parts = (torch.cat(tensors) if tensors[0] is not None else None for tensors in zip(*pieces, strict=True))
+        batch = Batch(*parts)  # pyright: ignore[reportArgumentType]
+        if self._is_at_every_position and not _is_at_every_position(batch):
+            if chunk:
+                raise ValueError(f"{self.task}: labels of sequences {start} to {end} stand elsewhere than all before")
+            self._is_at_every_position = False
+        # A model that is asked at every position looks none up, which its gradient would spend much time on.
+        batch = batch._replace(positions_BL=None) if self._is_at_every_position else batch
+        self._generated = chunk, batch
+        return batch
+
+    def _narrow(self, batch: Batch) -> Batch:
+        """Store a batch in few bytes."""
+        symbol, position = (_smallest(bound) for bound in (self.task.vocabulary_size, self._widths[0]))
+        weight, positions = batch.weight_BT, batch.positions_BL
+        # Labels are there or not; weights in between, which a task from elsewhere may have, stay what they are.
+        if weight is not None and bool(((weight == 0) | (weight == 1)).all()):
+            weight = weight.bool()
+        positions = positions.to(position) if positions is not None else None
+        return Batch(batch.tokens_BT.to(symbol), batch.targets_BT.to(symbol), weight, positions)
+
+    def _lengths(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return numbers of positions and of labels up to the last label of each sequence, (B,) both."""
+        is_label_BL, position_BL = _labels(batch)
+        label_BL = torch.arange(1, self._widths[1] + 1, device=self.device).expand_as(is_label_BL)
+        return ((position_BL + 1) * is_label_BL).amax(1), (label_BL * is_label_BL).amax(1)
+
+
+def _labels(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Tell which labels there are, and at which positions, (B, L) both."""
+    column_BL = torch.arange(batch.targets_BT.shape[1], device=batch.targets_BT.device).expand_as(batch.targets_BT)
+    is_label_BL = batch.weight_BT > 0 if batch.weight_BT is not None else torch.ones_like(column_BL, dtype=torch.bool)
+    return is_label_BL, batch.positions_BL.long() if batch.positions_BL is not None else column_BL
+
+
+def _is_at_every_position(batch: Batch) -> bool:
+    """Tell if label l of every sequence stands at position l."""
+    is_label_BL, position_BL = _labels(batch)
+    column_L = torch.arange(position_BL.shape[1], device=position_BL.device)
+    return bool(((position_BL == column_L) | ~is_label_BL).all())
+
+
+def _smallest(bound: int) -> torch.dtype:
+    """Return the dtype of fewest bytes for the integers below `bound`."""
+    return next(dtype for dtype in (torch.int8, torch.int16, torch.int32) if bound - 1 <= torch.iinfo(dtype).max)

@@ -47,6 +47,10 @@ class Rule(ABC):
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
         """Make strings of `length_B` steps, each a function of its hash, in tensors with room for `longest`."""
 
+    def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
+        """Make the tokens of `strings` alone."""
+        return self.strings(hash_B, length_B, longest).tokens_BT
+
 
 class PermutationRule(Rule):
     """Permutations one after another; the state is the one that all so far come to.
@@ -72,15 +76,24 @@ class PermutationRule(Rule):
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
         """See Rule; every position has a label."""
-        column_L = torch.arange(longest, device=hash_B.device)
-        inputs_X, table = torch.tensor(self.inputs, device=hash_B.device), self.table.to(hash_B.device)
-        tokens_BL = inputs_X[integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.num_inputs)]
-        state_B, states = torch.zeros_like(hash_B), []
-        for step in range(longest):
-            state_B = table[state_B, tokens_BL[:, step]]
-            states.append(state_B)
+        column_L, table = torch.arange(longest, device=hash_B.device), self.table.to(hash_B.device)
+        tokens_BL = self.tokens(hash_B, length_B, longest)
         is_step_BL = column_L < length_B[:, None]
-        return Strings(tokens_BL.where(is_step_BL, ABSENT), torch.stack(states, 1), column_L.where(is_step_BL, 0))
+        # Products of the last 1, 2, 4, ... permutations, then of all: numbers say which, so they are exact.
+        states_BL, reach = tokens_BL.where(is_step_BL, 0), 1
+        while reach < longest:
+            products_BL = table[states_BL[:, :-reach], states_BL[:, reach:]]
+            states_BL, reach = torch.cat([states_BL[:, :reach], products_BL], 1), 2 * reach
+        return Strings(tokens_BL, states_BL, column_L.where(is_step_BL, 0))
+
+    def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
+        """See Rule."""
+        column_L, inputs_X = (
+            torch.arange(longest, device=hash_B.device),
+            torch.tensor(self.inputs, device=hash_B.device),
+        )
+        tokens_BL = inputs_X[integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.num_inputs)]
+        return tokens_BL.where(column_L < length_B[:, None], ABSENT)
 
 
 class ArithmeticRule(Rule):
@@ -94,8 +107,7 @@ class ArithmeticRule(Rule):
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
         """See Rule; numbers stand at even positions, and have the labels."""
         column_L = torch.arange(longest, device=hash_B.device)
-        number_BL = integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.modulus)
-        operator_BL = integers_below(hashed(hash_B[:, None], OPERATORS, column_L), TIMES + 1)
+        number_BL, operator_BL = self._symbols(hash_B, longest)
         sum_B, product_B, states = torch.zeros_like(hash_B), number_BL[:, 0], [number_BL[:, 0]]
         for step in range(1, longest):
             # The last product may still grow; what stands before it is a sum that no longer changes.
@@ -105,10 +117,21 @@ class ArithmeticRule(Rule):
             signed_B = number_B.where(operator_B == PLUS, -number_B)
             product_B = torch.where(is_times_B, product_B * number_B, signed_B) % self.modulus
             states.append((sum_B + product_B) % self.modulus)
+        position_BL = (2 * column_L).where(column_L < length_B[:, None], 0)
+        return Strings(self.tokens(hash_B, length_B, longest), torch.stack(states, 1), position_BL)
+
+    def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
+        """See Rule."""
+        number_BL, operator_BL = self._symbols(hash_B, longest)
         tokens_BT = torch.stack([number_BL, self.modulus + operator_BL], dim=2).flatten(1)[:, :-1]
         is_token_BT = torch.arange(2 * longest - 1, device=hash_B.device) < 2 * length_B[:, None] - 1
-        position_BL = (2 * column_L).where(column_L < length_B[:, None], 0)
-        return Strings(tokens_BT.where(is_token_BT, ABSENT), torch.stack(states, 1), position_BL)
+        return tokens_BT.where(is_token_BT, ABSENT)
+
+    def _symbols(self, hash_B: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Draw numbers and operators, (B, longest) both."""
+        column_L = torch.arange(longest, device=hash_B.device)
+        number_BL = integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.modulus)
+        return number_BL, integers_below(hashed(hash_B[:, None], OPERATORS, column_L), TIMES + 1)
 
 
 class BracketRule(Rule):

@@ -13,7 +13,7 @@ import torch
 
 from attnbench.evals.base import NUM_SELECTION, Task
 from attnbench.evals.lib.scoring import mean_accuracy
-from attnbench.evals.lib.sequences import TrainingSequences
+from attnbench.evals.lib.sequences import STREAMED_FROM, TrainingSequences
 from attnbench.evals.lib.solving import is_check, is_over, stop_rule
 from attnbench.evals.runners.probe_scores import ProbeScores
 from attnbench.machine.precision import computing
@@ -141,6 +141,7 @@ class ProbeJob(Job):
             "model": hashed_model(matched.model if matched is not None else self.task.model, matched),
             "train": {name: value for name, value in asdict(self.train).items() if name != "log_interval_steps"},
             "limit": self.limit,
+            "streamed": self.task.num_train_sequences >= STREAMED_FROM,
             "device": self.device.type,
             "seed": self.settings.seed,
             **code_of([*targets, self.probe.target], ["mixers", "model", "training", "evals"]),
@@ -165,7 +166,9 @@ class ProbeJob(Job):
         of_task = asdict(self.task)
         # Before matching: that a variant's feed-forward is wider is no difference of what was asked.
         model = of_task.pop("model")
-        elsewhere = ("settings", "mixer_options", "name", "parameters", "dropout")
+        elsewhere = ["settings", "mixer_options", "name", "parameters", "dropout"]
+        # Former rows do not have it.
+        elsewhere += [] if self.task.length_buckets else ["length_buckets"]
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,
@@ -253,6 +256,9 @@ class ProbeJob(Job):
         """Return the state, and the rows of the speeds of its steps and of the generator of their data."""
         generated = sequences.tokens_per_second
         speed = speed_row(self.folder / "metrics.jsonl", state.step, self.task.batch_size * self.seq_len)
+        if speed.value is not None:
+            # The log counts sequences of full length.
+            speed = replace(speed, value=speed.value * sequences.mean_length / self.seq_len)
         return state, [Measurement(metric="generator_tokens_per_second", value=generated, unit="token/s"), speed]
 
     def training(

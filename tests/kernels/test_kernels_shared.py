@@ -257,6 +257,15 @@ def test_a_token_without_a_row_is_not_a_number():
     assert rows.isnan().all(1).tolist() == [False, True, True, False]
 
 
+def test_a_gradient_that_is_not_finite_stays_in_its_own_model():
+    tokens, weight = tokens_of(2 * 9, 3).view(2, 9), normal(2, 3, 16).requires_grad_()
+    gradient = normal(2, 9, 16, seed=1)
+    gradient[0, 4] = float("nan")
+    torch.vmap(lambda *given: embed(*given, torch.float32))(tokens, weight).backward(gradient)
+    expected = torch.zeros(3, 16, device=DEVICE).index_add_(0, tokens[1], gradient[1])
+    assert_near(weight.grad[1], expected, 1e-5)
+
+
 def test_stacked_models_are_each_alone():
     angles = rotation(5, 16, 0, 10000.0, torch.device(DEVICE))
     tokens, x, weight = tokens_of(3 * 9, 20).view(3, 9), normal(3, 9, 16).requires_grad_(), normal(3, 20, 16, seed=1)

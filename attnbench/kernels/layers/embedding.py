@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.kernels.batching import join_the_batch
 from attnbench.kernels.blocks import BLOCK, block_in_rows
 from attnbench.kernels.launching import launch, register_fake
 from attnbench.kernels.products import product
@@ -38,93 +39,91 @@ ROW_BYTES = 256
 """It takes at a time as many positions as numbers fit into so many bytes: 128 in bfloat16, 64 in float32."""
 
 
-@torch.library.custom_op("attnbench::embed", mutates_args=())
 def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
     """Row `tokens_N` of the weight for every position, (N, D), in `dtype`; of a token that has none, not a number."""
-    num_symbols, width = weight_VD.shape
-    rows_ND = weight_VD.new_empty(tokens_N.shape[0], width, dtype=dtype)
-    grid, inputs = (-(-rows_ND.numel() // BLOCK),), (weight_VD.to(dtype).contiguous(), tokens_N.contiguous())
-    launch(_take_rows, grid, *inputs, rows_ND, num_symbols, *rows_ND.shape, BLOCK=BLOCK)
-    return rows_ND
+    return _of_models(tokens_N[None], weight_VD[None], dtype)[0]
+
+
+@torch.library.custom_op("attnbench::embed", mutates_args=())
+def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
+    """`embed` of M models, each with its own positions and weight: (M, N, D)."""
+    num_models, num_symbols, width = weight_MVD.shape
+    rows_MND = weight_MVD.new_empty(*tokens_MN.shape, width, dtype=dtype)
+    inputs = weight_MVD.to(dtype).contiguous(), _as_one(tokens_MN, num_symbols).contiguous()
+    grid, sizes = (-(-rows_MND.numel() // BLOCK),), (num_models * num_symbols, tokens_MN.numel(), width)
+    launch(_take_rows, grid, *inputs, rows_MND, *sizes, BLOCK=BLOCK)
+    return rows_MND
 
 
 @torch.library.custom_op("attnbench::embedding_gradient", mutates_args=())
-def embedding_gradient(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) -> Tensor:
-    """The sum of the rows of each symbol's positions, (V, D) in float32.
+def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
+    """The sum of the rows of each symbol's positions, model by model, (M, V, D) in float32.
 
     Args:
-        gradient_ND: of a float dtype. One that is not finite makes more of its column so than it is added to.
+        gradient_MND: of a float dtype. One that is not finite makes more of its column so than it is added to, in its
+            own model alone.
     """
+    num_models, num_rows, width = gradient_MND.shape
     if num_symbols > MAX_SYMBOLS:
-        return torch.ops.aten.embedding_dense_backward(gradient_ND.float(), tokens_N, num_symbols, -1, False)
-    num_rows, width = gradient_ND.shape
+        rows, tokens = gradient_MND.flatten(0, 1).float(), _as_one(tokens_MN, num_symbols).flatten()
+        all_symbols = num_models * num_symbols
+        sums = torch.ops.aten.embedding_dense_backward(rows, tokens, all_symbols, -1, False)
+        return sums.unflatten(0, (num_models, num_symbols))
     blocks = (-(-num_symbols // SYMBOLS), -(-width // COLUMNS))
-    num_parts = max(1, min(MAX_PART_NUMBERS // (num_symbols * width), num_rows // MIN_ROWS))
-    parts = torch.empty(num_parts, num_symbols, width, dtype=torch.float32, device=gradient_ND.device)
+    most_parts = MAX_PART_NUMBERS // (num_models * num_symbols * width)
+    num_parts = max(1, min(most_parts, num_rows // MIN_ROWS))
+    parts = gradient_MND.new_empty(num_models, num_parts, num_symbols, width, dtype=torch.float32)
     launch(
         _sum_rows,
-        (*blocks, num_parts),
-        gradient_ND.contiguous(),
-        tokens_N.contiguous(),
+        (*blocks, num_models * num_parts),
+        gradient_MND.contiguous(),
+        tokens_MN.contiguous(),
         parts,
         num_rows,
         num_symbols,
         width,
         -(-num_rows // num_parts),
-        PRECISION="tf32x3" if gradient_ND.dtype == torch.float32 else "tf32",
+        num_parts,
+        PRECISION="tf32x3" if gradient_MND.dtype == torch.float32 else "tf32",
         SYMBOLS=SYMBOLS,
-        ROWS=ROW_BYTES // gradient_ND.element_size(),
+        ROWS=ROW_BYTES // gradient_MND.element_size(),
         COLUMNS=COLUMNS,
     )
-    return parts[0] if num_parts == 1 else parts.sum(0)
+    return parts[:, 0] if num_parts == 1 else parts.sum(1)
 
 
-@register_fake(embed)
-def _(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight_VD.new_empty(tokens_N.shape[0], weight_VD.shape[1], dtype=dtype)
+def _as_one(tokens_MN: Tensor, num_symbols: int) -> Tensor:
+    """Number the symbols of all models one after the other."""
+    if len(tokens_MN) == 1:
+        return tokens_MN
+    return tokens_MN + num_symbols * torch.arange(len(tokens_MN), device=tokens_MN.device)[:, None]
+
+
+@register_fake(_of_models)
+def _(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight_MVD.new_empty(*tokens_MN.shape, weight_MVD.shape[2], dtype=dtype)
 
 
 @register_fake(embedding_gradient)
-def _(gradient_ND: Tensor, tokens_N: Tensor, num_symbols: int) -> Tensor:
-    return gradient_ND.new_empty(num_symbols, gradient_ND.shape[1], dtype=torch.float32)
+def _(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
+    num_models, _, width = gradient_MND.shape
+    return gradient_MND.new_empty(num_models, num_symbols, width, dtype=torch.float32)
 
 
 def _save_for_gradient(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
-    tokens_N, weight_VD, _ = inputs
-    ctx.save_for_backward(tokens_N)
-    ctx.num_symbols, ctx.weight_dtype = weight_VD.shape[0], weight_VD.dtype
+    tokens_MN, weight_MVD, _ = inputs
+    ctx.save_for_backward(tokens_MN)
+    ctx.num_symbols, ctx.weight_dtype = weight_MVD.shape[1], weight_MVD.dtype
 
 
-def _gradient(ctx: Any, gradient_ND: Tensor) -> tuple[None, Tensor, None]:
-    (tokens_N,) = ctx.saved_tensors
-    return None, embedding_gradient(gradient_ND, tokens_N, ctx.num_symbols).to(ctx.weight_dtype), None
+def _gradient(ctx: Any, gradient_MND: Tensor) -> tuple[None, Tensor, None]:
+    (tokens_MN,) = ctx.saved_tensors
+    return None, embedding_gradient(gradient_MND, tokens_MN, ctx.num_symbols).to(ctx.weight_dtype), None
 
 
-embed.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-@embed.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], tokens: Tensor, weight: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, int]:
-    """Stacked models: their tokens number rows of one weight that has all of theirs."""
-    tokens, weight = _stacked(tokens, in_dims[0], info.batch_size), _stacked(weight, in_dims[1], info.batch_size)
-    first = torch.arange(info.batch_size, device=tokens.device)[:, None] * weight.shape[1]
-    return embed((tokens + first).flatten(), weight.flatten(0, 1), dtype).unflatten(0, tokens.shape), 0
-
-
-@embedding_gradient.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], gradient: Tensor, tokens: Tensor, num_symbols: int
-) -> tuple[Tensor, int]:
-    """One model after the other: a product for all would be with zeros but for one in so many."""
-    gradient, tokens = _stacked(gradient, in_dims[0], info.batch_size), _stacked(tokens, in_dims[1], info.batch_size)
-    each = [embedding_gradient(*pair, num_symbols) for pair in zip(gradient.unbind(), tokens.unbind(), strict=True)]
-    return torch.stack(each), 0
-
-
-def _stacked(x: Tensor, axis: int | None, size: int) -> Tensor:
-    return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+_of_models.register_autograd(_gradient, setup_context=_save_for_gradient)
+join_the_batch(_of_models)
+join_the_batch(embedding_gradient)
 
 
 @triton.jit
@@ -139,12 +138,16 @@ def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.con
 
 
 @triton.jit
-def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part,
+def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part, num_parts,
               PRECISION: tl.constexpr, SYMBOLS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Compute, of one part of the rows, the sums for some symbols and columns. Grid: symbols, columns, parts."""
+    """Compute, of one part of a model's rows, the sums for some symbols and columns.
+
+    Grid: symbols, columns, parts of all models.
+    """
     first = tl.program_id(0) * SYMBOLS
     symbol, column = first + tl.arange(0, SYMBOLS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    part = tl.program_id(2)
+    part, model = tl.program_id(2) % num_parts, (tl.program_id(2) // num_parts).to(tl.int64)
+    gradient, tokens = gradient + model * num_rows * width, tokens + model * num_rows
     end = tl.minimum((part + 1) * rows_a_part, num_rows)
     total = tl.zeros((SYMBOLS, COLUMNS), tl.float32)
     for start in range(part * rows_a_part, end, ROWS):
@@ -155,5 +158,5 @@ def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part
             given = tl.load(gradient + row.to(tl.int64)[:, None] * width + column[None, :], mask=there, other=0.0)
             is_same = tl.where(tl.arange(0, SYMBOLS)[:, None] == offset[None, :], 1.0, 0.0).to(given.dtype)
             total = product(is_same, given, PRECISION, total)
-    address = (part.to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
+    address = (tl.program_id(2).to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
     tl.store(parts + address, total, mask=(symbol < num_symbols)[:, None] & (column < width)[None, :])

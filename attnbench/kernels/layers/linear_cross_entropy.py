@@ -84,6 +84,7 @@ def _take_loss(
 ) -> Tensor:
     """Return the nats of each row of logits (..., V), (M, N); their gradient, if asked for, takes the logits' place."""
     rows = logits.view(-1, logits.shape[-1])
+    block = min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1]))
     nats_MN = torch.empty(targets_MN.shape, dtype=torch.float32, device=logits.device)
     launch(
         _loss_and_gradient,
@@ -96,7 +97,9 @@ def _take_loss(
         rows.shape[1],
         IS_WEIGHTED=label_weight_MN is not None,
         WITH_GRADIENT=with_gradient,
-        BLOCK=min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1])),
+        BLOCK=block,
+        # A row that one warp holds leaves nothing to the other three.
+        num_warps=1 if block <= 32 else 4,
     )
     return nats_MN
 

@@ -141,7 +141,7 @@ class Task(ABC):
     """All steps are made, with a cosine; otherwise a training that has solved the task ends, see `solving`."""
     length_buckets: bool = False
     """The sequences of a training batch are of about one length, so that little of it is padding. Changes the result:
-    each step's loss is a mean over the labels of its lengths."""
+    each step's loss is a mean over the labels of its lengths. What stands behind a sequence's last label is cut off."""
     check_interval_steps: int | None = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 

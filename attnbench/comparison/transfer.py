@@ -98,6 +98,11 @@ def _carried(path: str | Path) -> re.Match[str] | None:
     return CARRIED.fullmatch(text) if is_legal else None
 
 
+def _is_unicode(text: str) -> bool:
+    """False where half of a character that takes two stands alone, as it can in JSON and in no file."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def _text(path: Path) -> str:
     """Read a file as it is exported: without absolute paths, which name the user and nothing on another machine."""
     text = read_bounded(path, MAX_JSON_BYTES)
@@ -135,7 +140,7 @@ def read_cells(source: Path) -> CarriedCells:
     for index, content in enumerate(lines.objects):
         path, text = content.get("path", ""), content.get("text")
         found = _carried(path) if isinstance(path, str) else None
-        if found is None or not isinstance(text, str) or path in cells.line_of:
+        if found is None or not isinstance(text, str) or not _is_unicode(text) or path in cells.line_of:
             raise UserError(f"{lines.where(index)}: not a line that export= writes")
         cells.line_of[path] = index + 1
         folder, name = found["folder"], found["name"]

@@ -24,6 +24,9 @@ from attnbench.settings.text import unlinked
 MAX_MARK_CHARACTERS = 1000
 """Longest entry of a mark of an import."""
 
+MAX_MARKS = 64
+"""Most marks of one cell, which each of its rows repeats."""
+
 SITTING = "ATTNBENCH_SITTING"
 """Environment variable by which the processes of a command know its sitting."""
 
@@ -235,11 +238,15 @@ def _completeness(lines: JsonLines) -> bool:
 
 def _are_marks(marks: Any) -> bool:
     """Tell if these are the marks of imports: the file's sha256, when, and what a check of it came to."""
-    return isinstance(marks, list) and all(
-        isinstance(mark, dict)
-        and {"sha256", "when"} <= mark.keys() <= {"sha256", "when", "check"}
-        and all(isinstance(value, str) and len(value) <= MAX_MARK_CHARACTERS for value in mark.values())
-        for mark in marks
+    return (
+        isinstance(marks, list)
+        and len(marks) <= MAX_MARKS
+        and all(
+            isinstance(mark, dict)
+            and {"sha256", "when"} <= mark.keys() <= {"sha256", "when", "check"}
+            and all(isinstance(value, str) and len(value) <= MAX_MARK_CHARACTERS for value in mark.values())
+            for mark in marks
+        )
     )
 
 

@@ -23,6 +23,9 @@ MAX_JSON_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 2**18
 """Longest yaml: the parser takes seconds for it, and a run's config.yaml has three thousand bytes."""
 
+MAX_DEPTH = 64
+"""Deepest nesting of JSON: what walks through it afterwards takes several calls a level."""
+
 PATH = r"(?:~[\w.-]*|\.\.(?:/\.\.)*)?/"
 """Beginning of a path that is absolute, in a home or outside of the folder that a command ran in."""
 
@@ -156,12 +159,24 @@ def parse_json(text: str) -> Any:
     """Parse JSON whose numbers are finite.
 
     Raises:
-        ValueError: no JSON, a number that is not finite, or nested deeper than the parser can go.
+        ValueError: no JSON, a number that is not finite, or nested deeper than MAX_DEPTH.
     """
     try:
-        return json.loads(text, parse_float=finite_number, parse_int=whole_number, parse_constant=finite_number)
+        content = json.loads(text, parse_float=finite_number, parse_int=whole_number, parse_constant=finite_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    # Most texts have fewer brackets than that, and need no look inside.
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(content, MAX_DEPTH):
+        raise ValueError("nested too deeply")
+    return content
+
+
+def _is_deeper(content: Any, depth: int) -> bool:
+    """Tell if lists and objects are nested deeper than so many."""
+    if not isinstance(content, dict | list):
+        return False
+    inside = content.values() if isinstance(content, dict) else content
+    return depth == 0 or any(_is_deeper(item, depth - 1) for item in inside)
 
 
 def parse_yaml(text: str) -> Any:

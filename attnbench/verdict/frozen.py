@@ -9,6 +9,7 @@ from typing import Any
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import PROTOCOL, rules
 from attnbench.results.rows import IMPORTED, ResultRow, is_search
+from attnbench.verdict.axes import key_of
 from attnbench.verdict.rates import Choice
 
 SIDES = ("first", "second")
@@ -104,22 +105,31 @@ def imported_sentence(rows: Iterable[ResultRow]) -> str:
 
 
 def without_primary(rows: Iterable[ResultRow], primaries: Mapping[str, Primary]) -> str:
-    """Name the seeds that have rows of an evaluation and none of its primary metric; empty where all have one.
+    """Name the seeds that have rows of an evaluation and not its primary metric wherever other seeds have it; empty
+    where all have it.
 
-    A row that says why there is no number is one.
+    A row that says why there is no number counts everywhere.
     """
     seeds: dict[tuple[str, str], set[int | str]] = {}
-    scored: dict[tuple[str, str], set[int | str]] = {}
+    failed: dict[tuple[str, str], set[int | str]] = {}
+    scored: dict[tuple[str, str], dict[str, set[int | str]]] = {}
     for row in rows:
         identity, measured = row.identity, row.measurement
         primary = primaries.get(identity.evaluation)
         if primary is None or is_search(identity.seed):
             continue
-        seeds.setdefault((identity.evaluation, identity.variant), set()).add(identity.seed)
-        is_failure = measured.status != "ok" and measured.metric == primary.metric
-        if is_failure or primary.takes(measured.metric, measured.settings):
-            scored.setdefault((identity.evaluation, identity.variant), set()).add(identity.seed)
-    lacking = {of: sorted(known - scored.get(of, set()), key=str) for of, known in seeds.items()}
+        of = identity.evaluation, identity.variant
+        seeds.setdefault(of, set()).add(identity.seed)
+        if measured.status != "ok" and measured.metric == primary.metric:
+            failed.setdefault(of, set()).add(identity.seed)
+        elif primary.takes(measured.metric, measured.settings):
+            scored.setdefault(of, {}).setdefault(key_of(row)[-1], set()).add(identity.seed)
+    lacking = {
+        of: sorted(
+            known.difference(failed.get(of, ()), set.intersection(*scored.get(of, {"": set()}).values())), key=str
+        )
+        for of, known in seeds.items()
+    }
     named = [
         f"{variant} of {evaluation} at {_counted_seeds(it)}" for (evaluation, variant), it in lacking.items() if it
     ]

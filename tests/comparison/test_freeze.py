@@ -449,6 +449,16 @@ def test_a_seed_without_the_score_that_is_tested_is_named_frozen_or_not(scored_p
     assert said in read_inputs(scored_plan).frozen
 
 
+def test_a_seed_whose_score_stands_at_another_setting_is_named(scored_plan):
+    # Its score is then in no mean, and the others' mean looks like that of all.
+    path = next(scored_plan.glob("cells/copy-plain-*-seed3-*/results/*.jsonl"))
+    *rows, ending = map(json.loads, path.read_text().splitlines())
+    for row in rows:
+        row["settings"] |= {"split": "Test"} if row["metric"] == "symbol_accuracy" else {}
+    path.write_text(with_ending("".join(json.dumps(row) + "\n" for row in rows), ending))
+    assert "Without the score that is tested: plain of copy at seeds" in read_inputs(scored_plan).frozen
+
+
 def test_a_freeze_that_is_none_is_refused_by_its_name(scored_plan):
     (scored_plan / "freeze.json").write_text('{"protocols": 3}')
     with pytest.raises(UserError, match=r"freeze\.json: not what compare\.py freeze=true writes"):

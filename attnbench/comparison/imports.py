@@ -30,11 +30,19 @@ from attnbench.machine.environment import environment_id, timed_entries
 from attnbench.results.files import replace_file
 from attnbench.results.job import Job, is_whole, measured_by
 from attnbench.results.row_files import parse_results, read_results
-from attnbench.results.rows import IMPORTED, Measurement, ResultRow
+from attnbench.results.rows import IMPORTED, MAX_NUMBER, Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_VARIANTS, ComparisonSettings
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded, without_paths
+from attnbench.settings.text import (
+    MAX_JSON_BYTES,
+    parse_json,
+    parse_yaml,
+    read_bounded,
+    read_bounded_bytes,
+    without_paths,
+)
 from attnbench.training.job import TrainingJob
+from attnbench.verdict.axes import axes, is_chance
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +275,12 @@ class _Stager:
         beside = {}
         for name, text in files.items():
             path = here / name
-            if name == "environment.json" and path.exists() and read_bounded(path, MAX_JSON_BYTES) != text:
+            # As bytes: one that is no text stays as it is, too.
+            if (
+                name == "environment.json"
+                and path.exists()
+                and read_bounded_bytes(path, MAX_JSON_BYTES) != text.encode()
+            ):
                 name = f"environment-{environment_id(parse_json(text))}.json"
             if not (here / name).exists():
                 beside[name] = text
@@ -448,15 +461,20 @@ def check_value(row: Measurement) -> None:
     Raises:
         ValueError: the metric and what is wrong.
     """
-    low, value, high = row.low, row.value, row.high
-    if value is None:
+    if row.value is None:
         return
-    if (low is not None and low > value) or (high is not None and high < value):
-        raise ValueError(f"{row.metric}: value {value} lies outside of its interval [{low}, {high}]")
-    if is_share(row.metric) and not 0 <= value <= 1:
-        raise ValueError(f"{row.metric}: value {value} is no share, from 0 to 1")
-    if row.unit in ("nat", "bit") and value < 0:
-        raise ValueError(f"{row.metric}: value {value} is below 0")
+    numbers = [number for number in (row.low, row.value, row.high) if number is not None]
+    if numbers != sorted(numbers):
+        raise ValueError(f"{row.metric}: value {row.value} lies outside of its interval [{row.low}, {row.high}]")
+    if is_share(row.metric) and not 0 <= row.value <= 1:
+        raise ValueError(f"{row.metric}: value {row.value} is no share, from 0 to 1")
+    if row.metric == "solved" and row.value not in (0, 1):
+        raise ValueError(f"solved: value {row.value} is neither 0 nor 1")
+    # Only what has no unit, a fitted exponent say, may be negative.
+    if row.unit and row.value < 0:
+        raise ValueError(f"{row.metric}: value {row.value} is below 0")
+    if row.num_samples is not None and row.num_samples < 1:
+        raise ValueError(f"{row.metric}: num_samples={row.num_samples} is below 1")
 
 
 def is_share(metric: str) -> bool:
@@ -475,21 +493,26 @@ def check_together(rows: Sequence[ResultRow], *, is_of_characters: bool) -> None
     """
     by_place: dict[str, dict[str, float | None]] = {}
     for row in rows:
-        place = by_place.setdefault(json.dumps(row.measurement.settings, sort_keys=True), {})
-        if row.measurement.metric in place:
+        # The level of guessing is each metric's own: a perplexity's is another number than that of its nats.
+        place = {name: value for name, value in axes(row.measurement.settings).items() if not is_chance(name)}
+        metrics = by_place.setdefault(json.dumps(place, sort_keys=True), {})
+        if row.measurement.metric in metrics:
             raise ValueError(f"{row.measurement.metric}: there are two rows of it at one setting")
-        place[row.measurement.metric] = row.measurement.value
-    for place in by_place.values():
-        nats = place.get("nats_per_character")
-        if nats is None:
-            continue
-        derived = {"bits_per_character": nats / math.log(2)}
-        if is_of_characters and nats < math.log(1e300):
-            derived["perplexity"] = math.exp(nats)
-        for metric, wanted in derived.items():
-            value = place.get(metric)
-            if value is not None and not math.isclose(value, wanted, rel_tol=TOLERANCE):
-                raise ValueError(f"{metric}: value {value} is not that of its nats, {wanted}")
+        metrics[row.measurement.metric] = row.measurement.value
+    for metrics in by_place.values():
+        nats = metrics.get("nats_per_character")
+        for metric in ("bits_per_character", *(["perplexity"] if is_of_characters else [])):
+            value = metrics.get(metric)
+            if nats is None:
+                if value is not None:
+                    raise ValueError(f"{metric}: value {value} stands without its nats")
+            elif metric in metrics and nats < math.log(MAX_NUMBER):
+                wanted = math.exp(nats) if metric == "perplexity" else nats / math.log(2)
+                if value is None or not math.isclose(value, wanted, rel_tol=TOLERANCE):
+                    raise ValueError(f"{metric}: value {value} is not that of its nats, {wanted}")
+    values = {row.measurement.metric: row.measurement.value for row in rows}
+    if values.get("solved") == 1 and values.get("steps_to_95", 0) is None:
+        raise ValueError("solved: value 1 stands beside a steps_to_95 that was not reached")
 
 
 def _is_of_characters(job: Job) -> bool:

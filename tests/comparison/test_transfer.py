@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,7 @@ def carried(exported: Path, name: str) -> tuple[list[dict[str, str]], dict[str, 
         ("config.yaml", "!!python/object/apply:os.system ['true']", "cannot be read"),
         ("config.yaml", "only text", "cannot be read .no names and values"),
         (".jsonl", "no json\n", "not a JSON object"),
+        (".jsonl", '{"schema": "\ud800"}\n', "not a line that export= writes"),
         (".jsonl", '{"schema": 1, "complete": true, "num_rows": 0}\n', "has no rows"),
         (".jsonl", '{"schema": 1, "complete": true, "num_rows": 3}\n', "its last record counts 3"),
         (".jsonl", "", "the end lacks the record"),
@@ -170,7 +172,17 @@ def carried(exported: Path, name: str) -> tuple[list[dict[str, str]], dict[str, 
 def test_content_that_is_not_what_its_name_says_is_refused(name, text, message, exported, tmp_path):
     lines, line = carried(exported, name)
     line["text"] = text
-    refused([json.dumps(line) for line in lines], tmp_path, rf"rows\.jsonl:\d+: cells/.*{message}")
+    refused([json.dumps(line) for line in lines], tmp_path, rf"rows\.jsonl:\d+: (cells/.*)?{message}")
+
+
+def test_an_environment_here_that_is_no_text_stays_beside_that_of_the_file(cells, experiment, exported, tmp_path):
+    here = tmp_path / "other" / cells[0].folder.relative_to(experiment) / "environment.json"
+    here.parent.mkdir(parents=True)
+    here.write_bytes(b"\xff\xfe")
+    assert import_cells(exported, tmp_path / "other", plan_in) == 2
+    assert here.read_bytes() == b"\xff\xfe"
+    [beside] = here.parent.glob("environment-*.json")
+    assert beside.read_bytes() == (cells[0].folder / "environment.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -229,6 +241,9 @@ FORGERIES = {
     "selection: value 1.5 is no share": {"of": "selection", "value": 1.5},
     "selection: value 0.5 lies outside": {"of": "selection", "value": 0.5, "low": 0.6, "high": 0.7},
     "steps_trained: there are two rows": {"of": "parameters", "metric": "steps_trained"},
+    "steps_trained: value -3 is below 0": {"of": "steps_trained", "value": -3},
+    "selection: num_samples=-5 is below 1": {"of": "selection", "num_samples": -5},
+    "nested too deeply": {"settings": {"depth": json.loads("[" * 100 + "]" * 100)}},
 }
 
 
@@ -270,13 +285,15 @@ def test_a_cell_in_the_folder_of_another_is_refused(cells, exported, tmp_path):
 
 
 def measured(**values: float | tuple[float, str]) -> list[ResultRow]:
-    settings = {"split": "test", "checkpoint": "best"}
-    return [
-        ResultRow(
-            identity=identity_of(), measurement=Measurement(metric=it, value=value, unit="nat", settings=settings)
+    """Rows of one place, each beside its own level of guessing."""
+
+    def row(metric: str, value: Any) -> ResultRow:
+        settings = {"split": "test", "checkpoint": "best", "chance": float(len(metric))}
+        return ResultRow(
+            identity=identity_of(), measurement=Measurement(metric=metric, value=value, unit="nat", settings=settings)
         )
-        for it, value in values.items()
-    ]
+
+    return [row(metric, value) for metric, value in values.items()]
 
 
 def test_a_perplexity_and_bits_are_those_of_their_nats():
@@ -286,10 +303,37 @@ def test_a_perplexity_and_bits_are_those_of_their_nats():
     for metric in ("perplexity", "bits_per_character"):
         with pytest.raises(ValueError, match=f"^{metric}: value .* is not that of its nats"):
             check_together(measured(**true | {metric: true[metric] * 0.999}), is_of_characters=True)
+        with pytest.raises(ValueError, match=f"^{metric}: value .* stands without its nats"):
+            check_together(measured(**{metric: true[metric]}), is_of_characters=True)
+    # A number may not be left out beside its nats either, which says how it came out.
+    [lost] = measured(perplexity=1.0)
+    lost = replace(lost, measurement=replace(lost.measurement, value=None, status="failed", reason="lost"))
+    with pytest.raises(ValueError, match=r"^perplexity: value None is not that of its nats"):
+        check_together([*measured(nats_per_character=nats), lost], is_of_characters=True)
     # Of tokens that are longer it is of other nats.
     check_together(measured(**true | {"perplexity": 30.0}), is_of_characters=False)
     with pytest.raises(ValueError, match=r"^nats_per_character: value -0\.1 is below 0"):
         check_value(measured(nats_per_character=-0.1)[0].measurement)
+
+
+def test_a_task_is_solved_or_not_and_never_before_its_threshold():
+    def row(metric: str, value: float | None) -> ResultRow:
+        given = {} if value is not None else {"status": "not_reached", "reason": "too few steps"}
+        return ResultRow(identity=identity_of(), measurement=Measurement(metric=metric, value=value, unit="", **given))
+
+    check_together([row("solved", 1), row("steps_to_95", 40)], is_of_characters=False)
+    check_together([row("solved", 0), row("steps_to_95", None)], is_of_characters=False)
+    with pytest.raises(ValueError, match=r"^solved: value 1 stands beside a steps_to_95 that was not reached"):
+        check_together([row("solved", 1), row("steps_to_95", None)], is_of_characters=False)
+    with pytest.raises(ValueError, match=r"^solved: value 0\.5 is neither 0 nor 1"):
+        check_value(row("solved", 0.5).measurement)
+
+
+def test_a_cell_has_as_many_marks_as_it_may_have_been_carried(exported, tmp_path):
+    lines, line = carried(exported, ".jsonl")
+    rows, _, ending = line["text"].rstrip("\n").rpartition("\n")
+    line["text"] = with_ending(rows + "\n", json.loads(ending) | {IMPORTED: [{"sha256": "0", "when": "1"}] * 1000})
+    refused([json.dumps(line) for line in lines], tmp_path, "imported is no list of marks")
 
 
 def test_an_imported_cell_says_so_in_every_row_and_goes_on_saying_so(exported, cells, experiment, tmp_path):

@@ -16,7 +16,7 @@ from probe_settings import probe_settings
 from small import comparison_settings, identity_of, in_this_process
 
 from attnbench.comparison import cells as running
-from attnbench.comparison import transfer
+from attnbench.comparison import imports, transfer
 from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.imports import check_together, check_value, compare_again, import_cells
 from attnbench.comparison.search import searches_of_probe
@@ -173,6 +173,14 @@ def test_content_that_is_not_what_its_name_says_is_refused(name, text, message, 
     lines, line = carried(exported, name)
     line["text"] = text
     refused([json.dumps(line) for line in lines], tmp_path, rf"rows\.jsonl:\d+: (cells/.*)?{message}")
+
+
+@pytest.mark.parametrize("date", ["last week", "2026-01-01T00:00:00", 5, None])
+def test_a_freeze_without_a_date_is_refused_before_its_plan_runs(date, exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(imports, "changed_since", lambda *_: None)
+    freeze = json.dumps({"frozen": date} if date is not None else {})
+    lines = [*exported.read_text().splitlines(), json.dumps({"path": "freeze.json", "text": freeze})]
+    refused(lines, tmp_path, r"freeze\.json: not what freeze=true writes")
 
 
 def test_an_environment_here_that_is_no_text_stays_beside_that_of_the_file(cells, experiment, exported, tmp_path):

@@ -203,7 +203,7 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: 
         return None
     try:
         # Compared with the beginnings of cells once these have run: a date without a zone could not be.
-        datetime.now(UTC) - datetime.fromisoformat(content["frozen"])
+        _ = datetime.now(UTC) - datetime.fromisoformat(content["frozen"])
         changed = changed_since(plan, content, claim)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{cells.where(FREEZE)}: not what freeze=true writes ({error})") from None

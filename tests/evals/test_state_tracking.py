@@ -5,13 +5,18 @@ from itertools import permutations
 import pytest
 import torch
 import yaml
+from probe_settings import probe_settings
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.data.counters import hashed
+from attnbench.evals.lib.sequences import TrainingSequences
 from attnbench.evals.lib.state_rules import RULES
 from attnbench.evals.lib.task_data import ABSENT, SPLITS
+from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.state_tracking import StateTracking
 from attnbench.settings.errors import UserError
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.stack import Member, train_stack
 
 CPU = torch.device("cpu")
 SYMBOLS = [*"01234", *"+-*()"]
@@ -219,3 +224,42 @@ def test_chance_is_the_share_of_the_most_frequent_state(rule):
     late_BL = batch.targets_BT[:, 18:]
     share = float(late_BL.flatten().bincount().max()) / late_BL.numel()
     assert share == pytest.approx(RULES[rule].chance, abs=0.015)
+
+
+def trained(folder, num_steps, rate, seeds, **changed):
+    """Accuracies on validation strings after so many steps, in a stack."""
+    device = torch.device(changed.pop("device", "cpu"))
+    words = ["attn.negative_eigenvalues=true", f"device={device}"]
+    changed = {f"state_tracking_{name}": value for name, value in {"num_steps": num_steps, **changed}.items()}
+    settings = probe_settings(folder, *words, attn="deltanet", name="state_tracking", **changed)
+    first = prepare_probe(settings, settings.evaluations[0])[1][0]
+    jobs = [first.at(rate, seed) for seed in seeds]
+    members = [
+        Member(
+            state=TrainState.fresh(job.build()),
+            batches=TrainingSequences(job.task, job.settings.seed, device).batch,
+            settings=job.train,
+            num_steps=num_steps,
+            hooks=[],
+        )
+        for job in jobs
+    ]
+    list(train_stack(members, precision=first.precision, captured=device.type == "cuda"))
+    return [job.selection(member.state) for job, member in zip(jobs, members, strict=True)]
+
+
+@pytest.mark.parametrize(("precision", "buckets"), [("float32", False), ("bfloat16", True)])
+def test_short_parity_is_learned_in_bfloat16_and_in_buckets_as_in_float32(precision, buckets, tmp_path):
+    options = {"width": 16, "head_width": 16, "batch_size": 32, "max_length": 8, "length_buckets": buckets}
+    [accuracy] = trained(tmp_path, 150, 1e-2, [0], precision=precision, **options)
+    assert accuracy > 0.9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("buckets", [False, True])
+def test_parity_of_the_published_shape_is_learned_in_bfloat16_as_in_float32(buckets, tmp_path):
+    shape = {"width": 128, "num_layers": 2, "head_width": 32, "feed_forward_width": 512, "batch_size": 256}
+    options = {**shape, "max_length": 40, "device": "cuda", "length_buckets": buckets}
+    for precision in ("float32", "bfloat16"):
+        accuracies = trained(tmp_path, 2000, 1e-3, range(4), precision=precision, **options)
+        assert sorted(accuracies)[1] > 0.95, (precision, accuracies)

@@ -238,13 +238,13 @@ def first_difference(then: Any, now: Any, where: str = "") -> tuple[str, Any, An
     """Find the first entry in which two contents differ: its place and both values, MISSING for one that is not there;
     None: they are equal.
 
-    A setting that has come since, and is null, changes nothing, nor does a budget of another cell, without which a plan
-    that asks for that cell is refused: what is frozen can go on.
+    A setting that has come since changes nothing where it is null or false, as in `identity.config_hash`; nor does a
+    budget of another cell, without which a plan that asks for that cell is refused: what is frozen can go on.
     """
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*then, *now]):
             inside = f"{where}.{name}".lstrip(".")
-            if name not in then and (now[name] is None or BUDGETS.search(where) is not None):
+            if name not in then and (now[name] is None or now[name] is False or BUDGETS.search(where)):
                 continue
             if name not in now or name not in then:
                 return inside, then.get(name, MISSING), now.get(name, MISSING)

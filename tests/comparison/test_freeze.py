@@ -183,7 +183,9 @@ def test_a_frozen_plan_that_is_changed_runs_no_further(changed, words, differenc
     assert [path.name for path in frozen_plan.iterdir()] == ["freeze.json"]
 
 
-def test_a_setting_that_has_come_since_is_a_change_unless_it_is_null(frozen_plan, text):
+def test_a_setting_that_has_come_since_is_a_change_unless_it_is_null_or_false(frozen_plan, text):
+    assert freezing._difference({}, {"new": False}) is None
+    assert freezing._difference({}, {"new": 0}) == "new was not there when it was frozen"
     content = frozen(frozen_plan)
     assert content["variants"]["plain"]["train"].pop("patience_validations") is None
     (frozen_plan / "freeze.json").write_text(json.dumps(content))

@@ -80,6 +80,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
         if recipe is not None and not isinstance(recipe, str):
             raise UserError(f"plan.recipe={recipe}: must be the name of a recipe, or null")
         if recipe is not None and isinstance(plan.get("overrides"), list):
+            check_value("plan.overrides", plan["overrides"], kind=list[str])
             # First: of several words the last counts, one of the overrides or of a variant.
             plan["overrides"] = [f"recipe={recipe}", *plan["overrides"]]
         values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept}

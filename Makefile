@@ -6,20 +6,23 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo findings doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
+.PHONY: help demo picture findings doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1#\2/p' Makefile | column -t -s '#'
 
-demo: $(STAMP) ## all four mixers through all six evaluations on this machine's CPU, no download, and a report (4 to 17 minutes on two cores)
-	$(BIN)/python scripts/compare.py plan=demo device=cpu logger=offline
+demo: $(STAMP) ## four mixers through all six evaluations on this machine's CPU, no download, and a report (@MIN@ on two cores)
+	$(BIN)/attnbench demo
+
+picture: $(STAMP) ## the README's picture, from the report of make demo, by a headless Chromium
+	$(BIN)/python tools/picture.py
 
 findings: $(STAMP) ## four published claims that a CPU decides, ten seeds each, and a page (minutes)
-	$(BIN)/python scripts/findings.py parity conv_recall nope_copy induction device=cpu num_workers=2
+	$(BIN)/attnbench findings parity conv_recall nope_copy induction device=cpu num_workers=2
 
 doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute or two)
-	$(BIN)/python scripts/doctor.py
+	$(BIN)/attnbench doctor
 
 test: $(STAMP) ## run the tests (CPU, no network)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --ignore=tests/kernels --ignore=tests/browser

@@ -21,6 +21,7 @@ from attnbench.settings.factorial import expand
 from attnbench.settings.hybrid import each, layers_of
 from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
+    CONF,
     LOOKS,
     BenchSettings,
     ComparisonSettings,
@@ -48,7 +49,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
         RunSettings,
         values,
         mixer=mixer_of(values, hydra_config),
-        evaluations=_evaluations(values),
+        evaluations=_evaluations(values, hydra_config.overrides.task),
         experiment=_experiment(hydra_config),
         named_options=named_options(hydra_config),
     )
@@ -160,7 +161,8 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
         raise UserError("data: a run keeps its text; data.path alone says where it lies now")
     check_value("data.path", data["path"], kind=str)
     kept["data"] = replace(stored.data, path=data["path"] or _path_of_text(stored, folder))
-    settings = read_plain(RunSettings, values, **{**kept, "evaluations": _evaluations(values)})
+    evaluations = _evaluations(values, hydra_config.overrides.task)
+    settings = read_plain(RunSettings, values, **{**kept, "evaluations": evaluations})
     _check_machine(settings)
     return folder, settings
 
@@ -265,11 +267,15 @@ def _give_way(train: Any, words: Sequence[str]) -> None:
         train |= {name: None for name in LENGTHS if name not in named}
 
 
-def _evaluations(values: dict[str, Any]) -> list[EvaluationSettings]:
+def _evaluations(values: dict[str, Any], words: Sequence[str]) -> list[EvaluationSettings]:
     chosen = values.pop("eval", None) or {}
-    for name, options in chosen.items():
+    for name, options in list(chosen.items()):
         if not isinstance(options, dict):
             raise UserError(f"eval.{name}={options}: unknown setting; eval=[NAME, ...] chooses evaluations")
+        is_named = any(setting_of(word).startswith(f"eval.{name}.") for word in words)
+        if "_target_" not in options and (CONF / "eval" / f"{name}.yaml").exists() and not is_named:
+            # An experiment's settings for an evaluation that this command does not choose.
+            del chosen[name]
     return [EvaluationSettings(name=name, **opened("eval", name, options)) for name, options in chosen.items()]
 
 

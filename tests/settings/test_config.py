@@ -457,7 +457,7 @@ def test_a_study_of_ones_own_needs_no_yaml(caplog: pytest.LogCaptureFixture) -> 
         own = compose(["experiment=warmups", "device=cpu"])
     assert own == replace(compose(["device=cpu"]), experiment="warmups")
     # One that was meant is not taken for one without a word.
-    assert "experiment=warmups: no yaml of experiment/ (there is demo)" in caplog.text
+    assert "experiment=warmups: no yaml of experiment/ (there is demo, laptop)" in caplog.text
 
 
 GROUPS = {

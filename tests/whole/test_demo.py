@@ -12,7 +12,13 @@ from attnbench.results.row_files import read_results
 @pytest.mark.slow
 def test_recall_and_copy_separate_the_mixers_of_the_demo(root, tmp_path):
     command = [sys.executable, "-m", "attnbench", "demo", "plan.only=[recall,copy]"]
-    command += ["plan.variants.flash=null", "plan.probe_seeds=[0]", "logger=none", "report=false"]
+    command += [
+        "plan.variants.flash=null",
+        "plan.variants.gated_deltanet=null",
+        "plan.probe_seeds=[0]",
+        "logger=none",
+        "report=false",
+    ]
     subprocess.run([*command, f"outputs_dir={tmp_path}"], cwd=root, check=True, capture_output=True)
     folder = tmp_path / "demo"
     rows = [
@@ -25,10 +31,10 @@ def test_recall_and_copy_separate_the_mixers_of_the_demo(root, tmp_path):
         for row in rows
         if row.measurement.metric in ("accuracy", "symbol_accuracy")
     }
-    recall = {name: scores[name, "accuracy", None] for name in ("softmax", "gated_deltanet", "linear")}
+    recall = {name: scores[name, "accuracy", None] for name in ("softmax", "linear")}
     copied = {name: scores[name, "symbol_accuracy", 16] for name in recall}
-    # Far from what three other seeds gave: 1.00, 0.44 to 0.63 and 0.07 to 0.09; 1.00, 0.74 to 0.92 and 0.64 to 0.70.
-    assert recall["softmax"] > 0.95
-    assert recall["linear"] < 0.2 < recall["gated_deltanet"] < 0.9
-    assert copied["softmax"] > 0.95
-    assert copied["linear"] < 0.85
+    # Far from what other seeds gave: 0.996 to 1.000, and 0.07 to 0.33; 0.995 to 1.000, and 0.63 to 0.79.
+    assert recall["softmax"] > 0.9
+    assert recall["linear"] < 0.6
+    assert copied["softmax"] > 0.9
+    assert copied["linear"] < 0.9

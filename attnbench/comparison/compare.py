@@ -40,6 +40,9 @@ from attnbench.training.wandb import beside, choose_mode
 
 log = logging.getLogger(__name__)
 
+OWN_LAYER = "+plan.variants.mine=['attn=module','attn.path=my_layer:MyLayer']"
+"""Word that adds a user's layer to a plan."""
+
 
 def compare(settings: ComparisonSettings, compose: Compose) -> Path:
     """Carry out a plan and write comparison.json and report/, mirrored to wandb; return the experiment's folder.
@@ -238,7 +241,7 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
     # A frozen plan takes no other; a factorial's parts are named for every variant.
     if not is_frozen and not plan.factors:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
-        log.info(f'  {settings.command} "+plan.variants.mine=[attn=module,attn.path=my_layer:MyLayer]"')
+        log.info(f'  {settings.command} "{OWN_LAYER}"')
     if mirrored:
         from attnbench.report.wandb import show_comparison
 

@@ -13,6 +13,7 @@ from scripts_here import run_here
 
 from attnbench.cli.commands import COMMANDS, DEMO
 from attnbench.cli.compose import CONF
+from attnbench.comparison.compare import OWN_LAYER
 
 LAYER = """
 from torch import nn
@@ -64,6 +65,14 @@ def test_a_word_of_the_demo_takes_the_place_of_its_own(tmp_path):
     assert code == 0, errors
     assert "logger=offline" in DEMO
     assert "recall softmax" in said + errors
+
+
+def test_the_word_that_a_comparison_prints_adds_a_layer_of_the_folder(tmp_path):
+    (tmp_path / "my_layer.py").write_text(LAYER)
+    words = [OWN_LAYER, "plan.only=[recall]", "plan.dry_run=true", "logger=none"]
+    code, said, errors = run_here("demo", *words, cwd=tmp_path)
+    assert code == 0, errors
+    assert "to do  recall mine" in said + errors
 
 
 def test_yamls_and_classes_of_the_folder_are_found(tmp_path):

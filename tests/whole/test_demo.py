@@ -33,8 +33,8 @@ def test_recall_and_copy_separate_the_mixers_of_the_demo(root, tmp_path):
     }
     recall = {name: scores[name, "accuracy", None] for name in ("softmax", "linear")}
     copied = {name: scores[name, "symbol_accuracy", 16] for name in recall}
-    # Far from what other seeds gave: 0.996 to 1.000, and 0.07 to 0.33; 0.995 to 1.000, and 0.63 to 0.79.
-    assert recall["softmax"] > 0.9
+    # Far from what other seeds gave: 0.89 to 1.00, and 0.03 to 0.33; 0.99 to 1.00, and 0.63 to 0.79.
+    assert recall["softmax"] > 0.7
     assert recall["linear"] < 0.6
     assert copied["softmax"] > 0.9
     assert copied["linear"] < 0.9

@@ -12,7 +12,7 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1#\2/p' Makefile | column -t -s '#'
 
-demo: $(STAMP) ## four mixers through all six evaluations on this machine's CPU, no download, and a report (@MIN@ on two cores)
+demo: $(STAMP) ## four mixers through all six evaluations on this machine's CPU, no download, and a report (5 to 11 minutes on two cores)
 	$(BIN)/attnbench demo
 
 picture: $(STAMP) ## the README's picture, from the report of make demo, by a headless Chromium

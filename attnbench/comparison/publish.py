@@ -46,14 +46,14 @@ READING = (
 )
 """Paragraph of a comparison's page on its sentences."""
 
-VALIDATION, TEST, SPEED, SECONDS = TRAINED
+VALIDATION, TEST, BYTES, SPEED, SECONDS = TRAINED
 COLUMNS = (
     replace(VALIDATION, header="validation PPL"),
     TEST,
     replace(TEST, header="test bits/char", metric="bits_per_character"),
-    replace(TEST, header="test bits/byte", metric="bits_per_byte"),
+    replace(BYTES, header="test bits/byte"),
     SPEED,
-    SECONDS,
+    replace(SECONDS, header="seconds"),
     MetricColumn(header="first step, s", evaluation="training", metric="first_step_seconds"),
     MetricColumn(header="peak MiB", evaluation="training", metric="peak_memory_mib"),
 )

@@ -33,8 +33,14 @@ TRAINED = (
         metric="perplexity",
         settings={**TEST_OF_BEST, "context": "full"},
     ),
+    MetricColumn(
+        header="bits/byte",
+        evaluation="perplexity",
+        metric="bits_per_byte",
+        settings={**TEST_OF_BEST, "context": "full"},
+    ),
     MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
-    MetricColumn(header="seconds", evaluation="training", metric="train_seconds"),
+    MetricColumn(header="secs", evaluation="training", metric="train_seconds"),
 )
 """Columns of the table of language models."""
 
@@ -84,33 +90,37 @@ def _evaluation_table(rows: Sequence[ResultRow]) -> Table:
 
 
 def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
-    """Make the table of a line a score and a column a variant, or the other way round where there are many variants."""
+    """Make the table of a line a score and a column a variant, or the other way round where there are many variants.
+
+    Args:
+        with_intervals: for a page, which has room for them and for the parts that a variant lacks; on a terminal a
+            sentence below the table names those.
+    """
+
+    def cell(entry: Entry) -> TableCell:
+        return _cell(entry, with_interval=with_intervals, tells_parts=with_intervals)
+
     if len(content.lines) > MAX_COLUMNS:
-        lines = [
-            [variant, *(_cell(entry, with_interval=with_intervals) for entry in entries)]
-            for variant, entries in content.lines.items()
-        ]
+        lines = [[variant, *map(cell, entries)] for variant, entries in content.lines.items()]
         headers = ["variant", *(column.header for column in content.columns)]
         return Table(lead=content.lead, headers=headers, lines=lines)
     lines = [
-        [column.header, *(_cell(entries[index], with_interval=with_intervals) for entries in content.lines.values())]
+        [column.header, *(cell(entries[index]) for entries in content.lines.values())]
         for index, column in enumerate(content.columns)
     ]
     return Table(lead=content.lead, headers=["", *content.lines], lines=lines)
 
 
-def _cell(entry: Entry, *, with_interval: bool = False) -> TableCell:
+def _cell(entry: Entry, *, with_interval: bool = False, tells_parts: bool = True) -> TableCell:
     figure = entry.figure
     if with_interval:
         notes = [entry.spread]
     elif figure is not None and figure.has_range:
-        notes = [
-            f"{min(figure.values.values()):.3f}–{max(figure.values.values()):.3f}",
-            entry.solved.replace(" of ", "/"),
-        ]
+        low, high = min(figure.values.values()), max(figure.values.values())
+        notes = [f"{low:.2f}–{high:.2f}", entry.solved.replace(" of ", "/")]
     else:
         notes = []
-    notes += [figure.without] if figure is not None else []
+    notes += [figure.without] if figure is not None and tells_parts else []
     return TableCell(text=entry.text, notes=tuple(filter(None, notes)), mark="best" if entry.is_best else "")
 
 

@@ -53,7 +53,8 @@ def test_the_battery_is_the_one_of_its_yaml():
 
 
 def test_the_packages_are_named_in_their_order():
-    assert re.findall(r"^\| (\w+) \|", read("docs/architecture.md"), re.MULTILINE) == ["package", *ROOMS]
+    named = re.findall(r"^\| (\w+) \|", read("docs/architecture.md"), re.MULTILINE)
+    assert named[: len(ROOMS) + 1] == ["package", *ROOMS]
 
 
 def test_the_table_of_results_has_the_verdicts_of_the_published_page():

@@ -114,8 +114,10 @@ def _launch(
                 )
             _refuse_rerun(sys.argv[1:])
             given, sys.argv[1:] = _options_first(prepared_words(sys.argv[1:]))
+            # Python looks there last, so that no file of the folder takes the place of a library.
+            sys.path.append(os.getcwd())
             if given.config_dir is None:
-                given.config_dir = _look_in_this_folder()
+                given.config_dir = _own_conf()
             if given.help and given.config_path is None:
                 print(composed(given.config_name or config_name, given.overrides, given.config_dir).hydra.help.template)
             else:
@@ -193,13 +195,11 @@ def _options_first(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     return given, [*options, *given.overrides]
 
 
-def _look_in_this_folder() -> str | None:
-    """Find a user's classes and yamls in the folder that the command is run in; return conf/ if it has such yamls.
+def _own_conf() -> str | None:
+    """Return conf/ in the folder of the command if it has yamls like attnbench's, and add it to the command line.
 
-    Python looks for modules there last, so that no file of the folder takes the place of a library. The yamls of its
-    conf/ can be chosen beside attnbench's, as those of a --config-dir, and take the place of none.
+    They can be chosen beside attnbench's, as those of a --config-dir, and take the place of none.
     """
-    sys.path.append(os.getcwd())
     own = Path("conf")
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     if own.resolve() == CONF or not any((own / group).is_dir() for group in groups):

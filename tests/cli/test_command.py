@@ -75,18 +75,20 @@ def test_the_word_that_a_comparison_prints_adds_a_layer_of_the_folder(tmp_path):
     assert "to do  recall mine" in said + errors
 
 
-def test_yamls_and_classes_of_the_folder_are_found(tmp_path):
+@pytest.mark.parametrize("name", ["conf", "my_conf"])
+def test_yamls_and_classes_of_the_folder_are_found(name, tmp_path):
     (tmp_path / "my_layer.py").write_text(LAYER)
-    (tmp_path / "conf" / "attn").mkdir(parents=True)
+    (tmp_path / name / "attn").mkdir(parents=True)
     own = yaml.safe_load((CONF / "attn" / "module.yaml").read_text()) | {"path": "my_layer:MyLayer"}
-    (tmp_path / "conf" / "attn" / "mine.yaml").write_text(yaml.safe_dump(own))
+    (tmp_path / name / "attn" / "mine.yaml").write_text(yaml.safe_dump(own))
     words = ["attn=mine", "experiment=demo", "train.num_epochs=null", "train.num_steps=1", "eval=[]", "logger=none"]
     words += ["device=cpu", f"outputs_dir={tmp_path / 'outputs'}"]
-    command = [sys.executable, "-P", "-m", "attnbench", "train", *words]
+    given = ["--config-dir", name] if name != "conf" else []
+    command = [sys.executable, "-P", "-m", "attnbench", "train", *given, *words]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "conf/: its yamls can be chosen too" in ended.stderr
-    assert list((tmp_path / "outputs" / "default").glob("mine-*")) or list((tmp_path / "outputs").rglob("results"))
+    assert ("conf/: its yamls can be chosen too" in ended.stderr) == (name == "conf")
+    assert list((tmp_path / "outputs" / "demo").glob("mine-*"))
 
 
 @pytest.mark.slow

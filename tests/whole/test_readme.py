@@ -133,7 +133,7 @@ def test_the_verdicts_that_it_tells_are_those_of_the_published_pages():
     first_screen = " ".join(README.partition("## Compare your mixer")[0].split())
     lower = verdict(battery, over_deltanet, of[0])
     assert f"softmax attention has {lower} lower perplexity than Gated DeltaNet" in first_screen
-    assert "neither is shown to be better in perplexity or recall" in told
+    assert "neither mixer is shown to be better in perplexity or recall" in told
     bare = read("docs/results/bare-h100/README.md")
     undecided = re.findall(r"^- gated_deltanet and softmax in (?:.* of )?(\w+) at .*, undecided", bare, re.MULTILINE)
     assert undecided == ["recall", "perplexity"]

@@ -117,7 +117,9 @@ def _cell(entry: Entry, *, with_interval: bool = False, tells_parts: bool = True
         notes = [entry.spread]
     elif figure is not None and figure.has_range:
         low, high = min(figure.values.values()), max(figure.values.values())
-        notes = [f"{low:.2f}–{high:.2f}", entry.solved.replace(" of ", "/")]
+        # Near 1 two digits would hide what differs.
+        digits = 2 if low < 0.99 else 3
+        notes = [f"{low:.{digits}f}–{high:.{digits}f}", entry.solved.replace(" of ", "/")]
     else:
         notes = []
     notes += [figure.without] if figure is not None and tells_parts else []
@@ -138,5 +140,12 @@ def print_comparison(inputs: "Inputs") -> None:
         if inputs.imported:
             print(printable(inputs.imported))
         return
-    shown = summary_table(summary(inputs.figures, inputs.verdicts, protocol.variants))
-    print_table(replace(shown, notes=[*sentences(inputs), *filter(None, [inputs.imported])]))
+    content = summary(inputs.figures, inputs.verdicts, protocol.variants)
+    lacking = [
+        f"{variant}: {without}, which others have here."
+        for variant, entries in content.lines.items()
+        for without in dict.fromkeys(entry.figure.without for entry in entries if entry.figure is not None)
+        if without
+    ]
+    notes = [*sentences(inputs), *lacking, *filter(None, [inputs.imported])]
+    print_table(replace(summary_table(content), notes=notes))

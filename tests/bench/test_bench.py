@@ -357,7 +357,7 @@ def test_a_page_is_of_runs_of_one_bench(tmp_path, run):
     with pytest.raises(UserError, match="one bench"):
         write_page(folders, tmp_path / "page", title="t")
     (tmp_path / "config.yaml").write_text("model: {}\n")
-    with pytest.raises(UserError, match=r"is no run of benchmark\.py"):
+    with pytest.raises(UserError, match=r"is no run of attnbench bench"):
         write_page([tmp_path], tmp_path / "page", title="t")
 
 

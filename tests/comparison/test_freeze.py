@@ -463,7 +463,7 @@ def test_a_seed_whose_score_stands_at_another_setting_is_named(scored_plan):
 
 def test_a_freeze_that_is_none_is_refused_by_its_name(scored_plan):
     (scored_plan / "freeze.json").write_text('{"protocols": 3}')
-    with pytest.raises(UserError, match=r"freeze\.json: not what compare\.py freeze=true writes"):
+    with pytest.raises(UserError, match=r"freeze\.json: not what attnbench compare freeze=true writes"):
         read_inputs(scored_plan)
 
 

@@ -1,8 +1,8 @@
 """Registry of classes that a configuration or a checkpoint may construct.
 
-A class under `attnbench.` may be named by anyone. A class elsewhere only by a yaml in an attn/, eval/ or bench/
-folder that the local command line (`--config-dir`) or the Python caller gave, or by attn.path on the command line: all
-call `trust`, for the whole process and the workers that it starts. A checkpoint never extends that.
+A class under `attnbench.` may be named by anyone. A class elsewhere only by attn.path on the command line, or by a yaml
+in an attn/, eval/ or bench/ folder that the Python caller or the command line gave (`--config-dir`, or conf/ where it
+runs): all call `trust`, for the whole process and the workers that it starts. A checkpoint never extends that.
 """
 
 import importlib

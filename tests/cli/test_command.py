@@ -91,6 +91,15 @@ def test_yamls_and_classes_of_the_folder_are_found(name, tmp_path):
     assert list((tmp_path / "outputs" / "demo").glob("mine-*"))
 
 
+def test_a_yaml_of_the_folder_takes_the_place_of_none(tmp_path):
+    (tmp_path / "conf" / "attn").mkdir(parents=True)
+    own = yaml.safe_load((CONF / "attn" / "linear.yaml").read_text())
+    (tmp_path / "conf" / "attn" / "linear.yaml").write_text(yaml.safe_dump(own | {"conv_size": 7}))
+    code, said, errors = run_here("train", "attn=linear", "--help", cwd=tmp_path)
+    assert code == 0, errors
+    assert f"conv_size: {own['conv_size']} " in said
+
+
 @pytest.mark.slow
 def test_a_wheel_alone_trains_and_compares_from_any_folder(root, tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", str(root)]

@@ -324,7 +324,7 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(killed, folder, alo
 
 
 def test_a_wait_for_the_device_ends_with_the_process_that_it_waits_for(folder):
-    """As on a GPU, where the host waits for a kernel that waits for a process which was killed."""
+    """Wait as on a GPU, where a kernel waits for a process that was killed."""
 
     def act(rank: int, state: TrainState) -> None:
         if state.step == AT:

@@ -248,6 +248,8 @@ def test_a_run_without_a_checkpoint_is_an_error(folder, monkeypatch, capsys, tmp
 def test_a_run_of_a_mixer_from_outside_says_which_words_are_missing(folder, script, tmp_path, monkeypatch):
     (tmp_path / "my_conf" / "attn").mkdir(parents=True)
     (tmp_path / "my_conf" / "attn" / "mine.yaml").write_text("_target_: my_softmax.Mine\nbackend: auto\n")
+    # Commands find modules of the current folder, so they run in a folder without one.
+    (elsewhere := tmp_path / "elsewhere").mkdir()
     source = "from attnbench.mixers.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
     (tmp_path / "my_softmax.py").write_text(source)
     trained = [*TINY_RUN, f"data.path={folder.parents[1] / 'text.txt'}", f"outputs_dir={tmp_path}", "logger=none"]
@@ -257,13 +259,12 @@ def test_a_run_of_a_mixer_from_outside_says_which_words_are_missing(folder, scri
         del sys.modules["my_softmax"]
     registry.TRUSTED.clear()
     words = [f"run={made}", "device=cpu", *{"generate.py": ["prompt=the"]}.get(script, ["eval=[]"])]
-    code, _, said = run_here(script, *words, cwd=tmp_path)
+    code, _, said = run_here(script, *words, cwd=elsewhere)
     assert code == 1
     assert "_target_=my_softmax.Mine: is no class of attnbench; if you trust it, add --config-dir FOLDER" in said
-    code, _, said = run_here(script, "--config-dir", "my_conf", *words, cwd=tmp_path)
+    code, _, said = run_here(script, "--config-dir", "../my_conf", *words, cwd=elsewhere)
     assert code == 1
     assert "there is no module my_softmax; PYTHONPATH=FOLDER before the command finds my_softmax.py there" in said
-    monkeypatch.syspath_prepend(tmp_path)
     code, _, said = run_here(script, "--config-dir", "my_conf", *words, cwd=tmp_path)
     assert code == 0, said
 

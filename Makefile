@@ -37,7 +37,7 @@ test-browser: $(STAMP) ## look at the report in a headless Chromium, where there
 	$(BIN)/python -m pytest -q -rs tests/browser
 
 fuzz: $(STAMP) ## feed 5,000 broken inputs of each kind to what reads files and command lines (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --inputs 5000
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py --inputs 5000
 
 # PyPI does not know the local part of a version (2.13.0+cpu). Strict: what could not be asked about is a failure.
 audit: $(STAMP) ## ask pip-audit's database, over the network, for known holes in what is installed
@@ -46,10 +46,10 @@ audit: $(STAMP) ## ask pip-audit's database, over the network, for known holes i
 	$(BIN)/python -m pip_audit --strict --disable-pip --no-deps --requirement $(VENV)/installed.txt
 
 soak: $(STAMP) ## kill runs 200 times, at random moments and inside writes, and compare what is left (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 
 memory: $(STAMP) ## what a large corpus takes of the host's memory, and what a hundred cells leave (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/host_memory.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/host_memory.py
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

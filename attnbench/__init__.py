@@ -42,8 +42,8 @@ ROOMS = (
 NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 3, "timing": 0}
 """Versions of the numbers that each part of the code gives, `mixers` with their kernels.
 
-Raised by hand where golden rows change on purpose (tests/golden.py). It enters the identity of every result that the
-part takes part in, so that a result of earlier numbers is measured again and never taken for one of these; 0 does not.
+Raise a version where golden rows of its part change on purpose (tests/support/golden.py). It enters the identity
+of every result of that part, so that results of earlier numbers are measured again. Version 0 is not hashed.
 """
 
 DEFINED_IN = {

@@ -57,7 +57,7 @@ class ContrastSettings:
 
 @dataclass(slots=True, kw_only=True)
 class PowerSettings:
-    """Probability of PASS if the source's effect is true, by tests/simulate_findings.py."""
+    """Probability of PASS if the source's effect is true, by tools/simulate_findings.py."""
 
     scores: dict[str, list[float]]
     """Mean and spread over seeds that are assumed of each score, normal and inside the metric's range: by variant, by

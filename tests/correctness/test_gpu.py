@@ -174,7 +174,7 @@ def twice(root, tmp_path_factory):
     share_kernel_cache()
     environment = python_path(root) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
     for folder in folders:
-        command = [sys.executable, root / "tests" / "train_twice.py", "cuda", folder]
+        command = [sys.executable, root / "tests" / "support" / "train_twice.py", "cuda", folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return folders

@@ -83,7 +83,7 @@ def looked_at(folders: Sequence[Path], out: Path) -> list[dict[str, Any]]:
         (folder / "inputs.json").write_text(json.dumps(inputs))
     out.mkdir()
     environment = {**python_path(), "HF_HOME": str(out / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).parents[1] / "exported.py"), str(out), *map(str, folders)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "exported.py"), str(out), *map(str, folders)]
     done = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"{folder.parent.name}.json").read_text()) for folder in folders]

@@ -94,7 +94,7 @@ def test_products_in_tf32_are_those_of_the_nearest_numbers_that_it_has():
 
 def test_a_card_is_told_to_round_to_tf32(root):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "tests/compiled_products.py"]
+    command = [sys.executable, "tests/support/compiled_products.py"]
     output = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, env=environment).stdout
     of_float32, of_bfloat16 = output.split(".version")[1:]
     assert "cvt.rna.tf32.f32" in of_float32

@@ -8,7 +8,7 @@ from torch import tensor
 
 def test_the_page_has_the_table_of_the_classes_and_yamls():
     table = mixer_table()
-    assert table in read(PAGE), "python tests/mixer_table.py puts the present one there"
+    assert table in read(PAGE), "python tools/mixer_table.py puts the present one there"
     assert len(table.splitlines()) == 2 + len(mixer_names())
 
 

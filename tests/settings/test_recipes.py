@@ -19,7 +19,7 @@ DEMO = ["experiment=demo", "device=cpu", "eval=[recall]", "eval.recall.preset=sm
 
 
 def test_the_protocol_has_the_table_of_the_classes_and_yamls():
-    assert recipe_tables() in read_page("docs/protocol.md"), "python tests/recipe_table.py prints the present ones"
+    assert recipe_tables() in read_page("docs/protocol.md"), "python tools/recipe_table.py prints the present ones"
 
 
 @pytest.mark.parametrize("path", sorted((Path(CONF) / "recipe").glob("*.yaml")), ids=lambda path: path.stem)

@@ -76,7 +76,7 @@ def test_two_processes_train_the_same_models_to_the_bit(root, tmp_path):
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        command = [sys.executable, root / "tests" / "train_twice.py", "cpu", tmp_path / name]
+        command = [sys.executable, root / "tests" / "support" / "train_twice.py", "cpu", tmp_path / name]
         done = subprocess.run(command, env=python_path(root), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})

@@ -27,7 +27,7 @@ EVERYTHING = ATTENTION | DELTA_RULE | DECAY | CHANNEL_DECAY | OTHERS
     ],
 )
 def test_the_kernels_that_ask_for_most_fit_into_shared_memory(capability, problems, kernels, kib, root):
-    command = [sys.executable, "tests/compiled_for.py", str(capability), problems]
+    command = [sys.executable, "tests/support/compiled_for.py", str(capability), problems]
     output = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     needed = {line: float(line.rpartition(": ")[2]) for line in output.splitlines()}
     assert kernels <= {line.partition(",")[0] for line in needed}

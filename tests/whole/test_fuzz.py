@@ -44,7 +44,7 @@ def test_a_reader_that_cannot_start_is_not_started_for_every_input():
 
 
 def test_the_program_of_make_fuzz_runs():
-    program = Path(__file__).parents[1] / "fuzz.py"
+    program = Path(__file__).parents[2] / "tools" / "fuzz.py"
     command = [sys.executable, program, "--kinds", "texts", "--inputs", "4"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=program.parents[1])
     assert ended.returncode == 0, ended.stderr

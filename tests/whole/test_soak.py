@@ -11,7 +11,7 @@ from small import python_path
 def test_killed_at_any_moment_every_run_ends_as_if_never_stopped(root):
     # In a new process, which has one thread and may fork.
     done = subprocess.run(
-        [sys.executable, "tests/soak.py", "--stops", "training=8,probe=4,stack=4,compare=3", "--seed", "7"],
+        [sys.executable, "tools/soak.py", "--stops", "training=8,probe=4,stack=4,compare=3", "--seed", "7"],
         cwd=root,
         env={**python_path(root), "OMP_NUM_THREADS": "1"},
         capture_output=True,

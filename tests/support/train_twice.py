@@ -1,6 +1,6 @@
 """One process of those that must train the same models: every mixer, as a user trains it on the device and plainly.
 
-python tests/train_twice.py DEVICE FOLDER
+python tests/support/train_twice.py DEVICE FOLDER
 """
 
 import json

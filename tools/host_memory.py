@@ -22,14 +22,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from probe_settings import smoke_words
-from small import python_path
 
 from attnbench.cli import compose as config
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.machine.memory import reset_resident_peak, resident_peak_mib, trim
 from attnbench.results.job import run_jobs
 from attnbench.settings.schema import RunSettings
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from probe_settings import smoke_words
+from small import python_path
 
 ROOT = Path(__file__).parents[1]
 ASCII = [*"abcdefghijklmnopqrstuvwxyz ETAOIN.,\n"]

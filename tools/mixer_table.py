@@ -1,22 +1,26 @@
 """The table of mixers in docs/mixers.md, built from conf/attn, conf/model/4m.yaml and the mixers' classes.
 
-python tests/mixer_table.py puts the present one into the page.
+python tools/mixer_table.py puts the present one into the page.
 """
 
 import re
+import sys
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
-from mixer_building import half_lives, mixer_names
-from pages import ROOT, read
 
 from attnbench.cli.compose import compose
 from attnbench.mixers.base import Mixer
 from attnbench.model.building import build_model
 from attnbench.model.matching import match_mixer
 from attnbench.settings.registry import resolve
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from mixer_building import half_lives, mixer_names
+from pages import ROOT, read
 
 PAGE = "docs/mixers.md"
 HEADERS = ("`attn=`", "paper", "parameters", "feed-forward", "MFLOPs a token", "state bytes", "half-lives")

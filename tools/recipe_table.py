@@ -1,17 +1,20 @@
 """The tables of recipes in docs/protocol.md, built from conf/recipe, conf/attn and the mixers' classes.
 
-python tests/recipe_table.py prints them.
+python tools/recipe_table.py prints them.
 """
 
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
-from mixer_building import mixer_names, read
 
 from attnbench.mixers.recipe import recipe_options
 from attnbench.settings.schema import CONF, MixerSettings, RecipeSettings
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from mixer_building import mixer_names, read
 
 PARTS = {
     "rotary_theta": "positions",

@@ -1,4 +1,4 @@
-"""Exported models in a process where attnbench cannot be imported: `python tests/exported.py OUT FOLDER ...`.
+"""Exported models in a process where attnbench cannot be imported: `python tests/support/exported.py OUT FOLDER ...`.
 
 Of each folder, which holds a file inputs.json ({"tokens": [[...]], "text": "..."}) beside what was exported, the
 process writes OUT/<its parent's name>.json: logits as loaded and after save_pretrained, and what `generate` and the

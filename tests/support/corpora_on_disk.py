@@ -9,7 +9,7 @@ import pytest
 from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.settings.schema import DataSettings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data"
 V1, RAW = REAL / "wikitext-2-v1", REAL / "wikitext-2-raw-v1"
 needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"WikiText-2 is not in {REAL}")

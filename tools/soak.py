@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from probe_settings import smoke_words
-from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli import compose as config
 from attnbench.comparison import cells, compare
@@ -44,6 +42,10 @@ from attnbench.training import checkpoint
 from attnbench.training import log as training_log
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.log import read_metrics
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from probe_settings import smoke_words
+from small import comparison_settings, compose_once, in_this_process
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLOCKS = ("tokens_per_second", "generator_tokens_per_second", "train_seconds", "first_step_seconds", "peak_memory_mib")

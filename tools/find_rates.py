@@ -1,7 +1,7 @@
 """Rates of findings' variants by compare.py's search, as lines for their yamls.
 
-    python tests/find_rates.py gate_kda s3 --devices all --workers 4 --stack auto
-    python tests/find_rates.py conv_recall --rates recall=3e-3,1e-2,3e-2 --device cpu
+    python tools/find_rates.py gate_kda s3 --devices all --workers 4 --stack auto
+    python tools/find_rates.py conv_recall --rates recall=3e-3,1e-2,3e-2 --device cpu
 
 Trains on seeds from 1,000,000 alone and scores nothing. The chosen rates go into the yaml of the finding before it is
 frozen. What is done is not trained again, so a search that was cut off goes on.

@@ -1,4 +1,4 @@
-"""Power of findings by simulation, as a Markdown table: `python tests/simulate_findings.py [name ...]`.
+"""Power of findings by simulation, as a Markdown table: `python tools/simulate_findings.py [name ...]`.
 
 Each variant's scores are drawn about the mean and with the spread that its yaml assumes, normal and cut to the metric's
 range; the tests are those of attnbench/verdict. Findings whose yaml assumes no scores are left out.
@@ -6,20 +6,24 @@ range; the tests are those of attnbench/verdict. Findings whose yaml assumes no 
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from omegaconf import OmegaConf
-from small import identity_of
 
 from attnbench.cli.compose import CONF
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.finding import RANGES, ContrastSettings, FindingSettings, read_finding
 from attnbench.verdict.claims import decide, variant_at
 from attnbench.verdict.finding import PASS
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from small import identity_of
 
 NUM_SEEDS = 10
 

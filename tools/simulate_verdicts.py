@@ -1,4 +1,4 @@
-"""Error, power and coverage of the verdicts by simulation, as a Markdown table: `python tests/simulate_verdicts.py`.
+"""Error, power and coverage of the verdicts by simulation, as a Markdown table: `python tools/simulate_verdicts.py`.
 
 Scores are simulated, verdicts are those of attnbench/verdict: a number here is a property of the rules alone.
 """

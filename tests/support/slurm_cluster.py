@@ -1,6 +1,6 @@
 """A real Slurm on this machine for tests: controller, accounting and two nodes of a core each, from Debian's packages.
 
-python tests/slurm_cluster.py install      as root
+python tests/support/slurm_cluster.py install      as root
 """
 
 import os
@@ -24,7 +24,7 @@ def why_not() -> str | None:
     if os.getuid() != 0:
         return "a cluster of one machine is started by root"
     missing = [name for name in NEEDED if shutil.which(name) is None]
-    return f"needs {', '.join(missing)}: python tests/slurm_cluster.py install" if missing else None
+    return f"needs {', '.join(missing)}: python tests/support/slurm_cluster.py install" if missing else None
 
 
 def free_ports(number: int) -> list[int]:

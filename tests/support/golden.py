@@ -1,6 +1,6 @@
 """Golden rows of a short training, a probe, a plan, an operator table and each mixer, to compare with this code's.
 
-    python tests/golden.py --write
+    python tests/support/golden.py --write
 
 writes stored/golden.json again, which is done on purpose and in a commit of its own that says why numbers change.
 """
@@ -31,7 +31,7 @@ from attnbench.results.rows import ResultRow
 from attnbench.settings.schema import PlanSettings
 from attnbench.training.log import read_metrics
 
-GOLDEN = Path(__file__).parent / "stored" / "golden.json"
+GOLDEN = Path(__file__).parents[1] / "stored" / "golden.json"
 PARTS = ("training", "probe", "plan", "bench", "mixers")
 TOLERANCE = 1e-5
 """Relative: versions of torch and processors round otherwise."""
@@ -57,7 +57,7 @@ BATCHES = {"perplexity_batch_tokens": 4096}
 MEANING = """
 These rows are not those of tests/stored/golden.json. A refactoring changes none: then look for what it changed.
 Where numbers change on purpose: raise the entry of NUMBERS_VERSION (attnbench/__init__.py) whose part it is, so that
-results kept by earlier versions are not taken for new ones, then `python tests/golden.py --write`, look at the
+results kept by earlier versions are not taken for new ones, then `python tests/support/golden.py --write`, look at the
 difference, and commit both alone, with the reason. Where a hash alone moved: every result kept under the old one is
 measured again; what must that be for?
 """

@@ -1,4 +1,4 @@
-"""Feeds broken files and command lines to attnbench: `python tests/fuzz.py --inputs 5000`; see --help.
+"""Feeds broken files and command lines to attnbench: `python tools/fuzz.py --inputs 5000`; see --help.
 
 Each must end as a clean result or as one `UserError` of one line, within ten seconds, its file unchanged. A process
 whose memory is capped reads them one after the other, so that what breaks a parser of another language is seen too.
@@ -12,13 +12,16 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fuzz_kinds import KINDS, Kind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnbench.machine.timing import CappedChild, OutOfMemory
 from attnbench.settings.errors import UserError
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from fuzz_kinds import KINDS, Kind
 
 LIMIT_SECONDS = 10
 MAX_DEATHS = 20

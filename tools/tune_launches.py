@@ -1,6 +1,6 @@
 """Time an operator's kernels under other entries of their table LAUNCH, on a GPU.
 
-    python tests/tune_launches.py kda 128,256,4,64 chunk.num_warps=4,8 gradient.num_warps=4,8 gradient.num_stages=1,2
+    python tools/tune_launches.py kda 128,256,4,64 chunk.num_warps=4,8 gradient.num_warps=4,8 gradient.num_stages=1,2
 
 Every combination of one kernel's values is measured with the other kernels at their entries; without values the table
 is, as it stands. All are compiled first, by as many processes as there are cores; then each is measured by a process

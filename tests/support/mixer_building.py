@@ -19,7 +19,7 @@ from attnbench.mixers.contract import Promise
 from attnbench.mixers.definition import TOLERANCES, Case, by_backend, by_definition, compare
 from attnbench.settings.errors import one_line
 
-CONF = Path(__file__).parents[1] / "conf" / "attn"
+CONF = Path(__file__).parents[2] / "conf" / "attn"
 DIM, HEAD_WIDTH = 64, 32
 CASE = Case(name="", head_width=HEAD_WIDTH)
 FROM_MODEL = {"dim", "head_width", "layer", "num_layers"}

@@ -23,7 +23,6 @@ ROOMS = (
     "machine",
     "results",
     "data",
-    "kernels",
     "ops",
     "mixers",
     "model",

@@ -24,9 +24,9 @@ from attnbench.bench.library_operators import Example, Passes
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.library import OPERATORS, Shape
 from attnbench.bench.operators.roofline import Ceilings
-from attnbench.kernels.delta import choice as delta_rule_choice
-from attnbench.kernels.diagonal import launch as diagonal_launch
-from attnbench.kernels.scalar import launch as scalar_decay_launch
+from attnbench.ops.delta.triton import delta_choice as delta_rule_choice
+from attnbench.ops.diagonal.triton import diagonal_launch
+from attnbench.ops.scalar.triton import scalar_launch as scalar_decay_launch
 
 Entry = dict[str, int]
 TABLES: dict[str, dict[str, Entry]] = {

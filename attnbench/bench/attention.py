@@ -17,7 +17,7 @@ from attnbench.bench.base import (
 )
 from attnbench.bench.operators.attention import HELD, Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
@@ -55,7 +55,7 @@ class AttentionBench(TimedBench):
         lengths: positions.
         batch_size, num_heads: of every cell.
         causal: false lets every position see all.
-        implementations: names, see ops/attention_kernels.py.
+        implementations: names, see ops/attention/attention_kernels.py.
 
     Raises:
         UserError: a count that is none, or an implementation that there is not.

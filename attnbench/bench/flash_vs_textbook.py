@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from attnbench.bench.attention import SHAPE, AttentionBench, layouts_for
 from attnbench.bench.tables import Layout
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
 from attnbench.results.tables import Headline
 
 TEXTBOOK = "textbook"

@@ -18,8 +18,8 @@ from attnbench.bench.base import (
 )
 from attnbench.bench.operators.attention import Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
-from attnbench.kernels.cuda.flash_attention import STEPS
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
+from attnbench.ops.attention.cuda.cuda_attention import STEPS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 
@@ -33,7 +33,7 @@ class GridBench(TimedBench):
 
     Args:
         batch_sizes, num_heads, lengths, head_widths: the axes; every combination is a cell.
-        implementations: names, see ops/attention_kernels.py.
+        implementations: names, see ops/attention/attention_kernels.py.
 
     Raises:
         UserError: a count that is none, or an implementation that there is not.

@@ -195,7 +195,7 @@ def operator_checks(device: torch.device) -> Iterator[Check]:
     if device.type != "cuda" and not interpreted():
         return
     for name in OPERATORS:
-        settings = MixerSettings(name=name, target="attnbench.kernels", options={"backend": "triton"})
+        settings = MixerSettings(name=name, target="attnbench.ops.kernels", options={"backend": "triton"})
         # The interpreter multiplies bfloat16 wrongly, and has no TF32.
         for precision in ("float32",) if interpreted() else ("float32", "bfloat16", "tf32"):
             if precision != "tf32" or name in IN_TF32:

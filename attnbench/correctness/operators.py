@@ -11,12 +11,12 @@ from torch import Tensor
 from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.mixers.definition import exact
 from attnbench.mixers.relative_errors import relative_error, worst
-from attnbench.ops.delta_rule import recurrent_gated_delta_rule, unit_length
-from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
-from attnbench.ops.forgetting_attention import forgetting_bias
-from attnbench.ops.rotary import rotate, rotation
-from attnbench.ops.scalar_decay import recurrent_scalar_decay
-from attnbench.ops.softmax_attention import attend, materialised, visible
+from attnbench.ops.attention.forgetting_attention import forgetting_bias
+from attnbench.ops.attention.softmax_attention import attend, materialised, visible
+from attnbench.ops.delta.delta_rule import recurrent_gated_delta_rule, unit_length
+from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
+from attnbench.ops.layers.rotary import rotate, rotation
+from attnbench.ops.scalar.scalar_decay import recurrent_scalar_decay
 
 
 class Problem(NamedTuple):
@@ -43,7 +43,7 @@ class _Numbers:
 
 
 def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    from attnbench.kernels.layers.swiglu import swiglu
+    from attnbench.ops.layers.triton.swiglu import swiglu
 
     def definition(packed: Tensor) -> tuple[Tensor, ...]:
         gate, up = packed.chunk(2, dim=-1)
@@ -54,7 +54,7 @@ def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _rms_norm(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Rows so many that several programs share the sum of the weight's gradient."""
-    from attnbench.kernels.layers.rms_norm import rms_norm
+    from attnbench.ops.layers.triton.rms_norm import rms_norm
 
     def definition(x: Tensor, weight_1D: Tensor) -> tuple[Tensor, ...]:
         return (weight_1D * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(),)
@@ -65,7 +65,7 @@ def _rms_norm(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _embed(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Embedding of so many positions that several programs share the sum of the gradient."""
-    from attnbench.kernels.layers.embedding import embed
+    from attnbench.ops.layers.triton.embedding import embed
 
     tokens_N = numbers.below(117, 1100)
     return Problem(
@@ -74,7 +74,7 @@ def _embed(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 
 def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weighted: bool = True) -> Problem:
-    from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
+    from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
 
     targets_N = numbers.below(num_symbols, 37)
     weight_N = numbers.below(3, 37).float() if is_weighted else None
@@ -91,7 +91,7 @@ def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weigh
 
 
 def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    from attnbench.kernels.layers.rotary import split_rotated
+    from attnbench.ops.layers.triton.rotary_kernels import split_rotated
 
     angles = rotation(37, 24, 3, 10000.0, numbers.device)
 
@@ -106,7 +106,7 @@ def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _turned(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Query and key turned where they lie, before values of another width."""
-    from attnbench.kernels.layers.rotary import turn_packed
+    from attnbench.ops.layers.triton.rotary_kernels import turn_packed
 
     angles = rotation(37, 24, 3, 10000.0, numbers.device)
 
@@ -123,7 +123,7 @@ def _turned(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Convolution without SiLU, behind a history, as a mixer that is given one has it."""
-    from attnbench.kernels.layers.short_convolution import short_convolution
+    from attnbench.ops.layers.triton.short_convolution import short_convolution
 
     def definition(x: Tensor, weight: Tensor, history: Tensor) -> tuple[Tensor, ...]:
         padded = torch.cat([history, x], dim=1)
@@ -139,7 +139,7 @@ def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _attention(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Query, key and value apart, as norms of query and key leave them, two heads to a key and a width to be padded."""
-    from attnbench.kernels.flash.attention import flash_attention
+    from attnbench.ops.attention.triton.flash_op import flash_attention
 
     def definition(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         position_T = torch.arange(70, device=query.device)
@@ -154,8 +154,8 @@ def _attention(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _forgetting(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Gates that forget half a position on average, some of them nearly all."""
-    from attnbench.kernels.flash.attention import flash_attention
-    from attnbench.kernels.flash.cumulative import cumulative_log_forget
+    from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget
+    from attnbench.ops.attention.triton.flash_op import flash_attention
 
     def operator(query: Tensor, key: Tensor, value: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
         sums = cumulative_log_forget(F.logsigmoid(gate))
@@ -169,7 +169,7 @@ def _forgetting(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 
 def _forgetting_decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2) -> Problem:
-    from attnbench.kernels.flash.decoding import forgetting_decoding
+    from attnbench.ops.attention.triton.flash_decoding import forgetting_decoding
 
     position = torch.tensor(140, device=numbers.device)
 
@@ -189,7 +189,7 @@ def _forgetting_decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2) 
 
 
 def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int | None = None) -> Problem:
-    from attnbench.kernels.flash.decoding import flash_decoding
+    from attnbench.ops.attention.triton.flash_decoding import flash_decoding
 
     position = torch.tensor(140, device=numbers.device)
 
@@ -207,7 +207,7 @@ def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int
 
 
 def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    from attnbench.kernels.delta.step import gated_delta_rule_step
+    from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
 
     H, K, V = 3, 32, 48
 
@@ -229,7 +229,7 @@ def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Two heads of values to a key, whose width is to be padded."""
-    from attnbench.kernels.scalar.step import scalar_decay_step
+    from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
 
     G, H, K, V = 2, 4, 48, 80
 
@@ -251,7 +251,7 @@ def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
 def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     """Free vectors for erasing and for reading what is erased, as in RWKV-7."""
-    from attnbench.kernels.diagonal.step import diagonal_decay_step
+    from attnbench.ops.diagonal.triton.diagonal_step import diagonal_decay_step
 
     def operator(*inputs: Tensor) -> tuple[Tensor, ...]:
         query, key, value, log_decay, reader, eraser, memory = inputs

@@ -4,8 +4,8 @@ From the classes of a model on, every name that a definition uses is followed to
 the methods are copied whose names anything copied mentions, and those that override torch's. A definition whose torch
 form is the whole of it is copied as it stands, comments and all; a statement with branches for kernels is written anew.
 
-The files lie side by side, attnbench/ops/scan.py as ops_scan.py, with relative imports: that is what the loader of
-transformers finds.
+The files lie side by side, attnbench/ops/common/scan.py as ops_common_scan.py, with relative imports: that is what the
+loader of transformers finds.
 """
 
 import ast
@@ -246,7 +246,7 @@ def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str,
 
 
 def file_of(module: str) -> str:
-    """Return the name of a module's copy: `ops_scan` of `attnbench.ops.scan`."""
+    """Return the name of a module's copy: `ops_common_scan` of `attnbench.ops.common.scan`."""
     if module.startswith(WHOLE):
         return f"{module.removeprefix(WHOLE)}_{ROOT}"
     return module.removeprefix(f"{ROOT}.").replace(".", "_")

@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 BACKEND = "torch"
-KERNELS = "attnbench.kernels"
+KERNELS = "triton"
+"""Name of the packages of ops/ that hold Triton kernels."""
 LIBRARIES = ("torch", "transformers")
 """Roots of what an exported file may import, beside Python's own library."""
 BLOCKS = ("body", "orelse", "finalbody")
@@ -106,8 +107,9 @@ class TorchForm(ast.NodeTransformer):
     def may_import(self, module: str) -> bool:
         """True for a module that an exported file may import, or that is copied."""
         root = module.partition(".")[0]
-        is_kernel = f"{module}.".startswith(f"{KERNELS}.")
-        return not is_kernel and (root in self.own or root in LIBRARIES or root in sys.stdlib_module_names)
+        return KERNELS not in module.split(".") and (
+            root in self.own or root in LIBRARIES or root in sys.stdlib_module_names
+        )
 
 
 def imported(statement: ast.stmt) -> list[str]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.mixers.layers import LowRank, Projection, RMSNorm, ShortConvolution
-from attnbench.ops.rotary import rotation
+from attnbench.ops.layers.rotary import rotation
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
@@ -74,7 +74,7 @@ def head_norm(width: int, is_on: bool, eps: float = 1e-6) -> nn.Module:
 
 
 class RotaryPositions(nn.Module):
-    """Angles of rotary positions, for `ops.rotary` (Su et al., 2021), counted on in a state.
+    """Angles of rotary positions, for `ops.layers.rotary` (Su et al., 2021), counted on in a state.
 
     Args:
         width: channels of a head.

@@ -32,7 +32,7 @@ from attnbench.mixers.definition import (
     in_pieces,
 )
 from attnbench.mixers.flops import UncountableError, counted_mixing
-from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.settings.registry import is_own
 
 LONGEST = 133

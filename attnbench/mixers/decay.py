@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.ops.scalar_decay import MAX_FORGETTING
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 
 DecayInit = Literal["spread", "paper"]
 """Values of `decay_init`: half-lives spread evenly by ratio over the heads or channels, or drawn as in the paper."""

@@ -1,4 +1,4 @@
-"""Base of the mixers whose memory decays by a number a head and that erase nothing else; see ops/scalar_decay.py."""
+"""Base of the mixers whose memory only decays, by a number a head; see ops/scalar/scalar_decay.py."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, State
-from attnbench.ops.precision import accumulation_dtype, at_least_float32
-from attnbench.ops.rotary import rotate_both, rotate_packed
-from attnbench.ops.scalar_decay import (
+from attnbench.ops.common.precision import accumulation_dtype, at_least_float32
+from attnbench.ops.layers.rotary import rotate_both, rotate_packed
+from attnbench.ops.scalar.scalar_decay import (
     AUTO_RULE,
     choose_scalar_decay,
     packed_scalar_decay,

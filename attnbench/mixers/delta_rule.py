@@ -11,7 +11,8 @@ from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPosi
 from attnbench.mixers.base import Mixer, expanded, expansions, head_count
 from attnbench.mixers.decay import DecayInit, init_decay, softplus_decay
 from attnbench.mixers.layers import Projection
-from attnbench.ops.delta_rule import (
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.delta.delta_rule import (
     AUTO_RULE,
     choose_delta_rule,
     gated_delta_rule,
@@ -19,8 +20,7 @@ from attnbench.ops.delta_rule import (
     recurrent_gated_delta_rule,
     unit_length,
 )
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate_both, rotate_packed
+from attnbench.ops.layers.rotary import rotate_both, rotate_packed
 from attnbench.settings.check import check_value
 
 
@@ -34,7 +34,7 @@ class DeltaRuleState(NamedTuple):
 
 
 class DeltaRuleMixer(Mixer):
-    """Mixer whose recurrence is the operator of ops/delta_rule.py, its names for the options as in `GatedDeltaNet`.
+    """Mixer whose recurrence is the operator of ops/delta/delta_rule.py; options are named as in `GatedDeltaNet`.
 
     Query, key and value come through a short convolution and SiLU, b_t = max_beta sigmoid(beta(x_t)).
 

@@ -2,7 +2,7 @@
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.delta_rule import DeltaRuleMixer
-from attnbench.ops.delta_rule import delta_rule_flops
+from attnbench.ops.delta.delta_rule import delta_rule_flops
 
 
 class DeltaNet(DeltaRuleMixer):

@@ -1,4 +1,4 @@
-"""Base of the mixers whose memory decays by a number of its own for every key channel; see ops/diagonal_decay.py."""
+"""Base of the mixers whose memory decays by a number for every key channel; see ops/diagonal/diagonal_decay.py."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, expanded, expansions, head_count
-from attnbench.ops.diagonal_decay import (
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.diagonal.diagonal_decay import (
     AUTO_RULE,
     DiagonalInputs,
     choose_diagonal_decay,
     diagonal_decay,
     recurrent_diagonal_decay,
 )
-from attnbench.ops.precision import accumulation_dtype
 
 
 class DiagonalState(NamedTuple):

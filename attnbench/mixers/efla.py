@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.delta_rule import DeltaRuleMixer
-from attnbench.ops.delta_rule import delta_rule_flops, unit_length
+from attnbench.ops.delta.delta_rule import delta_rule_flops, unit_length
 
 
 class EFLA(DeltaRuleMixer):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.mixers.adapter import Adapter, layer_options
-from attnbench.ops.fla import refuse_miscompiled_gates
+from attnbench.ops.common.fla import refuse_miscompiled_gates
 from attnbench.settings.errors import UserError, did_you_mean
 
 INSTALL = "pip install 'flash-linear-attention>=0.6,<0.7'"

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.softmax import AttentionState, Softmax
-from attnbench.ops.softmax_attention import (
+from attnbench.ops.attention.softmax_attention import (
     AUTO_RULE,
     KERNELS,
     attention_flops,
@@ -30,7 +30,7 @@ class Flash(Softmax):
             - `flash_attn`: the package of that name; widths up to 256.
             - `triton`: our own, for float32 too; any width up to 128. Without qk_norm it trains on what the projection
               made as it is: it rotates and splits query, key and value itself. It alone decodes with a kernel, that of
-              kernels/flash/decoding.py; the others decode by Softmax's product over the whole cache.
+              ops/attention/triton/flash_decoding.py; the others decode by Softmax's product over the whole cache.
             - `auto`: triton with a window. Without: on a CPU sdpa; on CUDA triton in float32 and tf32, and in bfloat16
               cudnn, the fastest from 1,024 positions on (at 256 triton is, by 4 %), or sdpa for heads wider than 128.
         window: a position sees itself and the window - 1 before it; null for all before it. triton and flash_attn alone

@@ -10,10 +10,10 @@ from attnbench.mixers.around import Gate
 from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.softmax import Softmax
-from attnbench.ops.forgetting_attention import forgetting_attention, forgetting_prefill, forgetting_step
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.softmax_attention import attention_flops, definition
-from attnbench.ops.window_attention import AUTO_RULE, choose_beside_torch
+from attnbench.ops.attention.forgetting_attention import forgetting_attention, forgetting_prefill, forgetting_step
+from attnbench.ops.attention.softmax_attention import attention_flops, definition
+from attnbench.ops.attention.window_attention import AUTO_RULE, choose_beside_torch
+from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.settings.check import check_value
 
 

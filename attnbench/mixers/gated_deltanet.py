@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from attnbench.mixers.around import Gate
 from attnbench.mixers.decay import DecayInit
 from attnbench.mixers.delta_rule import DeltaRuleMixer
-from attnbench.ops.delta_rule import delta_rule_flops
+from attnbench.ops.delta.delta_rule import delta_rule_flops
 
 
 class GatedDeltaNet(DeltaRuleMixer):

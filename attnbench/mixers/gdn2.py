@@ -8,8 +8,8 @@ from attnbench.mixers.around import Gate, by_heads
 from attnbench.mixers.decay import DecayInit
 from attnbench.mixers.kda import KimiDeltaAttention
 from attnbench.mixers.layers import Projection
-from attnbench.ops.diagonal_decay import diagonal_decay_flops
-from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.diagonal.diagonal_decay import diagonal_decay_flops
 
 
 class GatedDeltaNet2(KimiDeltaAttention):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from attnbench.mixers.around import Gate, head_norm
 from attnbench.mixers.decay import DecayInit, spread_steps
 from attnbench.mixers.diagonal import DiagonalMixer, DiagonalState
-from attnbench.ops.diagonal_decay import DiagonalInputs, diagonal_decay_flops
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate_both
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, diagonal_decay_flops
+from attnbench.ops.layers.rotary import rotate_both
 from attnbench.settings.check import check_value
 
 SHARE_OF_BOUND = 0.9

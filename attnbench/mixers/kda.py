@@ -10,10 +10,10 @@ from attnbench.mixers.around import Gate, by_heads
 from attnbench.mixers.decay import DecayInit, init_decay, softplus_decay
 from attnbench.mixers.diagonal import DiagonalMixer, DiagonalState
 from attnbench.mixers.layers import LowRank, Projection
-from attnbench.ops.delta_rule import unit_length
-from attnbench.ops.diagonal_decay import DiagonalInputs, diagonal_decay_flops
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate_both
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.delta.delta_rule import unit_length
+from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, diagonal_decay_flops
+from attnbench.ops.layers.rotary import rotate_both
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 

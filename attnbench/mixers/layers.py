@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnbench.machine.device import on_kernels
-from attnbench.ops.precision import at_least_float32
+from attnbench.ops.common.precision import at_least_float32
 from attnbench.settings.errors import UserError
 
 INITIAL_DEVIATION = 0.02
@@ -87,7 +87,7 @@ class RMSNorm(nn.Module):
         if x.device.type == "cpu":
             return _RMSNormCPU.apply(at_least_float32(x), self.weight, self.eps)[0].to(x.dtype)
         if on_kernels(x):
-            from attnbench.kernels.layers.rms_norm import rms_norm
+            from attnbench.ops.layers.triton.rms_norm import rms_norm
 
             rows_ND, weight_1D = x.reshape(-1, x.shape[-1]), self.weight.to(x.dtype)[None]
             return rms_norm(rows_ND, weight_1D, self.eps).view(x.shape)
@@ -145,7 +145,7 @@ class FeedForward(nn.Module):
         # join and cast them again.
         if x_BTD.dim() == 2 or not on_kernels(x_BTD):
             return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
-        from attnbench.kernels.layers.swiglu import swiglu
+        from attnbench.ops.layers.triton.swiglu import swiglu
 
         packed = F.linear(x_BTD, torch.cat([self.gate.weight, self.up.weight]))
         return self.down(swiglu(packed.flatten(0, -2)).unflatten(0, x_BTD.shape[:-1]))
@@ -175,7 +175,7 @@ class ShortConvolution(nn.Module):
         length, taps = x_BTC.shape[1], self.size - 1
         past_BWC = None if history_BWC is None else history_BWC.to(x_BTC.dtype)
         if on_kernels(x_BTC) and 2 <= self.size <= 8:
-            from attnbench.kernels.layers.short_convolution import short_convolution
+            from attnbench.ops.layers.triton.short_convolution import short_convolution
 
             y_BTC = short_convolution(x_BTC, self.weight, past_BWC, activation)
         else:

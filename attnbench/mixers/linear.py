@@ -7,7 +7,8 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.ops.linear_attention import (
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.linear.linear_attention import (
     AUTO_RULE,
     FEATURE_MAPS,
     choose_linear,
@@ -17,7 +18,6 @@ from attnbench.ops.linear_attention import (
     packed_linear_attention,
     recurrent_linear_attention,
 )
-from attnbench.ops.precision import accumulation_dtype
 from attnbench.settings.errors import UserError
 
 

@@ -12,8 +12,8 @@ from attnbench.mixers.base import head_count
 from attnbench.mixers.decay import DecayInit, init_decay
 from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
-from attnbench.ops.precision import at_least_float32
-from attnbench.ops.scalar_decay import MAX_FORGETTING, scalar_decay_flops
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, scalar_decay_flops
 from attnbench.settings.check import check_value
 
 

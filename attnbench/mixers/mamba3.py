@@ -13,17 +13,17 @@ from attnbench.mixers.base import State, head_count
 from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention, add_skip, check_state_width, state_widths
 from attnbench.mixers.layers import Projection
-from attnbench.ops.cumulative import cumulative_sum
-from attnbench.ops.lagged_scalar_decay import (
+from attnbench.ops.common.cumulative_sum import cumulative_sum
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.layers.rotary import turn
+from attnbench.ops.scalar.lagged_scalar_decay import (
     lagged_scalar_decay,
     lagged_scalar_decay_flops,
     lagged_scalar_decay_step,
     packed_lagged_scalar_decay,
     recurrent_lagged_scalar_decay,
 )
-from attnbench.ops.precision import at_least_float32
-from attnbench.ops.rotary import turn
-from attnbench.ops.scalar_decay import MAX_FORGETTING
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.check import check_value
 
 MIN_RATE = 1e-4
@@ -187,7 +187,7 @@ class Mamba3(DecayedAttention):
     def _mix_turned(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Compute what `project` and `mix` do without a state by our kernels, which norm, shift and turn in one pass;
         return the value's heads too."""
-        from attnbench.kernels.layers.turned_heads import turned_heads
+        from attnbench.ops.layers.triton.turned_heads import turned_heads
 
         packed_BTC = self.query_key_value.packed(x_BTD)
         log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = self.gates(x_BTD)

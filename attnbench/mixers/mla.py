@@ -9,8 +9,8 @@ from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPosi
 from attnbench.mixers.base import Mixer, head_count
 from attnbench.mixers.layers import Projection, RMSNorm
 from attnbench.mixers.softmax import room_for
-from attnbench.ops.rotary import rotate
-from attnbench.ops.softmax_attention import attend, attention_flops, definition, materialised, visible
+from attnbench.ops.attention.softmax_attention import attend, attention_flops, definition, materialised, visible
+from attnbench.ops.layers.rotary import rotate
 from attnbench.settings.check import check_value
 
 

@@ -12,9 +12,9 @@ from attnbench.mixers.base import expanded, expansions, head_count
 from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.layers import Projection
-from attnbench.ops.mlstm import Memory, mlstm, mlstm_flops, recurrent_mlstm
-from attnbench.ops.precision import at_least_float32
-from attnbench.ops.scalar_decay import MAX_FORGETTING
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.scalar.mlstm import Memory, mlstm, mlstm_flops, recurrent_mlstm
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.check import check_value
 
 
@@ -24,7 +24,7 @@ class MLSTMState(NamedTuple):
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     maximum_BH: Tensor
-    """Running maximum of the gates' logarithms, see ops/mlstm.py."""
+    """Running maximum of the gates' logarithms, see ops/scalar/mlstm.py."""
     history_BWC: Tensor
     position: Tensor
     """Number of positions seen, an int64 scalar; of length zero without rotary positions."""

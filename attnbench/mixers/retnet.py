@@ -8,8 +8,8 @@ from torch import Tensor
 from attnbench.mixers.around import Gate
 from attnbench.mixers.base import expanded, expansions, head_count
 from attnbench.mixers.decayed import DecayedAttention
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.scalar_decay import scalar_decay_flops
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.scalar.scalar_decay import scalar_decay_flops
 
 
 class RetNet(DecayedAttention):

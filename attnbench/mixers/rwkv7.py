@@ -11,10 +11,10 @@ from attnbench.mixers.around import Gate, by_heads, head_norm
 from attnbench.mixers.decay import DecayInit, spread_steps
 from attnbench.mixers.diagonal import DiagonalMixer, DiagonalState
 from attnbench.mixers.layers import LowRank
-from attnbench.ops.delta_rule import unit_length
-from attnbench.ops.diagonal_decay import DiagonalInputs, diagonal_decay_flops
-from attnbench.ops.precision import accumulation_dtype
-from attnbench.ops.rotary import rotate, rotate_both
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.delta.delta_rule import unit_length
+from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, diagonal_decay_flops
+from attnbench.ops.layers.rotary import rotate, rotate_both
 from attnbench.settings.check import check_value
 
 FASTEST = math.exp(-0.5)

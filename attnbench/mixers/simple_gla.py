@@ -12,8 +12,8 @@ from attnbench.mixers.base import expanded, expansions, head_count
 from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.layers import Projection
-from attnbench.ops.precision import at_least_float32
-from attnbench.ops.scalar_decay import MAX_FORGETTING, scalar_decay_flops
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, scalar_decay_flops
 from attnbench.settings.check import check_value
 
 SOFTENING = 16

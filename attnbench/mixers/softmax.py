@@ -8,8 +8,8 @@ from torch import Tensor
 from attnbench.machine.device import on_kernels
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import Mixer, head_count
-from attnbench.ops.rotary import rotate_both
-from attnbench.ops.softmax_attention import attention_flops, decode, definition, materialised
+from attnbench.ops.attention.softmax_attention import attention_flops, decode, definition, materialised
+from attnbench.ops.layers.rotary import rotate_both
 from attnbench.settings.errors import UserError
 
 
@@ -123,7 +123,7 @@ class Softmax(Mixer):
         """Return query, key and value by heads, normed and rotated, for T positions from `position` on."""
         angles = self.positions(x_BTD, position)
         if angles is not None and not self.qk_norm and on_kernels(x_BTD):
-            from attnbench.kernels.layers.rotary import split_rotated
+            from attnbench.ops.layers.triton.rotary_kernels import split_rotated
 
             packed_BTC = self.query_key_value.packed(x_BTD, history_BWC)
             return split_rotated(packed_BTC, angles, self.num_heads, self.num_key_value_heads)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from attnbench.mixers.around import Gate
 from attnbench.mixers.softmax import AttentionState, Softmax
-from attnbench.ops.softmax_attention import attention_flops
-from attnbench.ops.window_attention import AUTO_RULE, choose_beside_torch, window_attention, window_step
+from attnbench.ops.attention.softmax_attention import attention_flops
+from attnbench.ops.attention.window_attention import AUTO_RULE, choose_beside_torch, window_attention, window_step
 from attnbench.settings.check import check_value
 
 

@@ -170,7 +170,7 @@ class LanguageModel(nn.Module):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         if not (on_kernels(weight) and torch.is_grad_enabled()):
             return self.embedding(tokens).to(dtype)
-        from attnbench.kernels.layers.embedding import embed
+        from attnbench.ops.layers.triton.embedding import embed
 
         return embed(tokens.flatten(), weight, dtype).unflatten(0, tokens.shape)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from attnbench.machine.device import on_kernels
 from attnbench.machine.precision import computing
 from attnbench.model.language_model import Embedding, LanguageModel
-from attnbench.ops.precision import accumulation_dtype
+from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.results.rows import MAX_NUMBER
 
 
@@ -28,7 +28,7 @@ def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tenso
     """Return `cross_entropy` of the logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
     if not on_kernels(hidden):
         return cross_entropy(F.linear(hidden, embedding.weight), targets, weight)
-    from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
+    from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
 
     flat_weight = weight.flatten() if weight is not None else None
     return linear_cross_entropy(

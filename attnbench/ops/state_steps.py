@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.ops.delta_rule import choose_delta_rule, has_kernels, recurrent_gated_delta_rule
-from attnbench.ops.linear_attention import EPS, choose_linear, chunked_linear_attention, feature
+from attnbench.ops.delta.delta_rule import choose_delta_rule, has_kernels, recurrent_gated_delta_rule
+from attnbench.ops.linear.linear_attention import EPS, choose_linear, chunked_linear_attention, feature
 
 
 class StepInputs(NamedTuple):
@@ -59,7 +59,7 @@ def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
 def _linear(inputs: StepInputs) -> Callable[[], Tensor]:
     query, key, value, memory, normaliser, *_ = inputs
     if _choose_linear(*inputs.kind) == "triton":
-        from attnbench.kernels.linear.attention import linear_attention
+        from attnbench.ops.linear.triton.linear_op import linear_attention
 
         mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in inputs[:3]], dim=-1), query.shape[2]
         return lambda: linear_attention(mixed_B1C, memory, normaliser, num_heads, "elu", EPS)[0]
@@ -99,7 +99,7 @@ def _unit_key(inputs: StepInputs) -> StepInputs:
 def _gated_delta(inputs: StepInputs) -> Callable[[], Tensor]:
     query, key, value, memory, _, log_decay, beta = _unit_key(inputs)
     if _choose_gated_delta(*inputs.kind) == "triton":
-        from attnbench.kernels.delta.step import gated_delta_rule_step
+        from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
 
         # The kernel scales the query, and changes its state.
         mixed_BC = torch.cat([x[:, 0].flatten(1) for x in (query * query.shape[-1] ** 0.5, key, value)], dim=-1)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.profiler import record_function
 
-from attnbench.kernels import import_kernels
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import on_kernels, wake_compiler
 from attnbench.machine.group import Group
@@ -18,6 +17,7 @@ from attnbench.machine.precision import computing, multiplying
 from attnbench.model.dropout import layer_keys
 from attnbench.model.language_model import Block, LanguageModel
 from attnbench.model.loss import nats_of
+from attnbench.ops.common.importing import import_kernels
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
 
@@ -88,7 +88,7 @@ def foresee(
     is_ours = all(type(part).__module__.startswith(("attnbench.", "torch.")) for part in model.modules())
     if not is_ours or any(layer.mixer.backend not in OWN_BACKENDS for layer in model.layers):
         return
-    from attnbench.kernels import launching
+    from attnbench.ops.common.triton import launching
 
     def loss(*parts: Tensor | None) -> Tensor:
         with computing(precision, first.device):

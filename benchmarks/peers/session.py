@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 from attnbench.cli.compose import compose
-from attnbench.kernels import import_kernels
 from attnbench.machine.device import has_triton, peak_memory_mib, resolve_device, synchronize
 from attnbench.machine.environment import environment
 from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.ops.common.importing import import_kernels
 from attnbench.results.folder import ROOT
 from attnbench.settings.errors import UserError, one_line
 from attnbench.training.prepare import corpus_label

@@ -16,7 +16,7 @@ from attnbench.machine.device import keep_freed_memory, resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.model.building import build_meta, build_model, resolve_mixer
 from attnbench.model.matching import TOLERANCE, match_model, solve_width
-from attnbench.ops.delta_rule import chunk_size, chunked_gated_delta_rule
+from attnbench.ops.delta.delta_rule import chunk_size, chunked_gated_delta_rule
 from attnbench.results.folder import data_root
 from attnbench.settings.schema import MixerSettings, ModelSettings, RunSettings
 from attnbench.training.checkpoint import TrainState

@@ -17,10 +17,10 @@ from attnbench.bench.operators.gate import PARTS, GateError, compared_heads, lar
 from attnbench.bench.operators.roofline import Ceilings, Work, attention_work
 from attnbench.bench.page import is_bench, write_page
 from attnbench.bench.tables import Layout, Values, narrowed, reasons, tables
-from attnbench.kernels.cuda import flash_attention as cuda_flash_attention
 from attnbench.machine import device
-from attnbench.ops import attention_kernels
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS, compiled_textbook, textbook
+from attnbench.ops.attention import attention_kernels
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, compiled_textbook, textbook
+from attnbench.ops.attention.cuda import cuda_attention as cuda_flash_attention
 from attnbench.report.page import write_report
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import Measurement, ResultRow

@@ -30,7 +30,9 @@ from attnbench.mixers.definition import (
 )
 from attnbench.mixers.relative_errors import parameter_error, relative_error, worst
 from attnbench.mixers.softmax import Softmax
-from attnbench.ops import delta_rule, diagonal_decay, scalar_decay
+from attnbench.ops.delta import delta_rule
+from attnbench.ops.diagonal import diagonal_decay
+from attnbench.ops.scalar import scalar_decay
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust

@@ -22,7 +22,7 @@ from attnbench.machine.device import forget_compiled, share_kernel_cache
 from attnbench.machine.precision import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, deviation
 from attnbench.model.building import build_model, resolve_mixer
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState

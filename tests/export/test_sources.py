@@ -38,7 +38,7 @@ class Layer(nn.Module):
         # A comment that stays.
         y = helped(x) * SCALE
         if on_kernels(x) and self.backend != "torch":
-            from attnbench.kernels.layers.swiglu import swiglu
+            from attnbench.ops.layers.triton.swiglu import swiglu
 
             return swiglu(y)
         elif self.backend == "fla" or y is None:
@@ -149,7 +149,7 @@ def test_what_is_no_definition_of_a_file_is_refused(written, line):
 
 
 @pytest.mark.parametrize(
-    "line", ["from attnbench.kernels.layers.swiglu import swiglu as helped", "from fla import helped"]
+    "line", ["from attnbench.ops.layers.triton.swiglu import swiglu as helped", "from fla import helped"]
 )
 def test_a_library_outside_a_function_is_refused(written, line, monkeypatch):
     text = LAYERS.replace("from leaving_passed_on import helped", line)

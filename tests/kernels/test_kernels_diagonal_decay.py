@@ -11,13 +11,13 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels.delta import choice as delta_rule_choice
-from attnbench.kernels.diagonal.decay import _rule, diagonal_decay, diagonal_decay_forward
-from attnbench.kernels.diagonal.launch import DiagonalRule, in_rows
-from attnbench.kernels.diagonal.step import diagonal_decay_step
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
-from attnbench.ops.diagonal_decay import diagonal_decay as by_backend
+from attnbench.ops.delta.triton import delta_choice as delta_rule_choice
+from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
+from attnbench.ops.diagonal.diagonal_decay import diagonal_decay as by_backend
+from attnbench.ops.diagonal.triton.diagonal_launch import DiagonalRule, in_rows
+from attnbench.ops.diagonal.triton.diagonal_op import _rule, diagonal_decay, diagonal_decay_forward
+from attnbench.ops.diagonal.triton.diagonal_step import diagonal_decay_step
 from attnbench.settings.errors import UserError
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.

@@ -10,7 +10,7 @@ from attnbench.correctness.checks import Error, operator_checks, training_checks
 from attnbench.correctness.doctor import diagnose
 from attnbench.correctness.operators import OPERATORS
 from attnbench.correctness.running import run
-from attnbench.kernels.layers import swiglu as swiglu_kernel
+from attnbench.ops.layers.triton import swiglu as swiglu_kernel
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DoctorSettings

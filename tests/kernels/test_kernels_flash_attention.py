@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.kernels.flash import launch as flash_launch
-from attnbench.kernels.flash.attention import flash_attention, packed_flash_attention
-from attnbench.kernels.launching import is_roomy
 from attnbench.mixers.flash import Flash
-from attnbench.ops.rotary import rotate, rotation
+from attnbench.ops.attention.triton import flash_launch
+from attnbench.ops.attention.triton.flash_op import flash_attention, packed_flash_attention
+from attnbench.ops.common.triton.launching import is_roomy
+from attnbench.ops.layers.rotary import rotate, rotation
 
 # The interpreter has no products in bfloat16.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16

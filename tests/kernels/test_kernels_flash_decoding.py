@@ -10,9 +10,9 @@ from attnbench.bench.operators.decoding import measure_steps
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.operators.steps import CacheShape
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.kernels.flash import decoding as kernels
-from attnbench.kernels.flash.decoding import flash_decoding, splits_for
 from attnbench.mixers.flash import Flash
+from attnbench.ops.attention.triton import flash_decoding as kernels
+from attnbench.ops.attention.triton.flash_decoding import flash_decoding, splits_for
 
 # The interpreter has no products in bfloat16.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16

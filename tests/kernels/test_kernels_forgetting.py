@@ -6,12 +6,12 @@ from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked
 from mixer_building import build
 from torch import Tensor
 
-from attnbench.kernels.flash import launch as flash_launch
-from attnbench.kernels.flash.attention import flash_attention
-from attnbench.kernels.flash.cumulative import cumulative_log_forget
-from attnbench.kernels.flash.decoding import forgetting_decoding
-from attnbench.ops.forgetting_attention import forgetting_bias
-from attnbench.ops.softmax_attention import materialised
+from attnbench.ops.attention.forgetting_attention import forgetting_bias
+from attnbench.ops.attention.softmax_attention import materialised
+from attnbench.ops.attention.triton import flash_launch
+from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget
+from attnbench.ops.attention.triton.flash_decoding import forgetting_decoding
+from attnbench.ops.attention.triton.flash_op import flash_attention
 
 # The interpreter has no products in bfloat16.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16

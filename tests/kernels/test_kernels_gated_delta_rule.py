@@ -8,13 +8,13 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels.delta import choice as delta_rule_choice
-from attnbench.kernels.delta.choice import DeltaRule
-from attnbench.kernels.delta.rule import gated_delta_rule, gated_delta_rule_forward
-from attnbench.kernels.delta.step import gated_delta_rule_step
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.delta_rule import packed_gated_delta_rule, recurrent_gated_delta_rule, unit_length
-from attnbench.ops.scalar_decay import MAX_FORGETTING
+from attnbench.ops.delta.delta_rule import packed_gated_delta_rule, recurrent_gated_delta_rule, unit_length
+from attnbench.ops.delta.triton import delta_choice as delta_rule_choice
+from attnbench.ops.delta.triton.delta_choice import DeltaRule
+from attnbench.ops.delta.triton.delta_op import gated_delta_rule, gated_delta_rule_forward
+from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.errors import UserError
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.

@@ -15,21 +15,21 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from triton.runtime.build import compile_module_from_src
 from triton.runtime.errors import OutOfResources
 
-from attnbench.kernels import launching
-from attnbench.kernels.delta.rule import gated_delta_rule
-from attnbench.kernels.diagonal.decay import diagonal_decay
-from attnbench.kernels.flash import launch as flash_launch
-from attnbench.kernels.flash.attention import flash_attention, packed_flash_attention
-from attnbench.kernels.layers.embedding import embed
-from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
-from attnbench.kernels.layers.rms_norm import rms_norm
-from attnbench.kernels.layers.rotary import split_rotated, turn_packed
-from attnbench.kernels.layers.short_convolution import short_convolution
-from attnbench.kernels.layers.swiglu import swiglu
-from attnbench.kernels.layers.turned_heads import turned_heads
-from attnbench.kernels.linear.attention import linear_attention
-from attnbench.kernels.scalar.decay import scalar_decay
 from attnbench.model.building import build_model
+from attnbench.ops.attention.triton import flash_launch
+from attnbench.ops.attention.triton.flash_op import flash_attention, packed_flash_attention
+from attnbench.ops.common.triton import launching
+from attnbench.ops.delta.triton.delta_op import gated_delta_rule
+from attnbench.ops.diagonal.triton.diagonal_op import diagonal_decay
+from attnbench.ops.layers.triton.embedding import embed
+from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
+from attnbench.ops.layers.triton.rms_norm import rms_norm
+from attnbench.ops.layers.triton.rotary_kernels import split_rotated, turn_packed
+from attnbench.ops.layers.triton.short_convolution import short_convolution
+from attnbench.ops.layers.triton.swiglu import swiglu
+from attnbench.ops.layers.triton.turned_heads import turned_heads
+from attnbench.ops.linear.triton.linear_op import linear_attention
+from attnbench.ops.scalar.triton.scalar_op import scalar_decay
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ModelSettings, TrainSettings
 from attnbench.training import step as training_step
@@ -351,7 +351,7 @@ def test_nothing_begins_away_from_a_card_or_for_sizes_that_are_not_known(monkeyp
 
 @pytest.mark.gpu
 def test_what_was_begun_is_what_a_launch_looks_for():
-    from attnbench.kernels.layers.swiglu import _forward
+    from attnbench.ops.layers.triton.swiglu import _forward
 
     x, caches = normal(77, 224, dtype=torch.bfloat16), _forward.device_caches[torch.cuda.current_device()][0]
     before = set(caches)

@@ -7,10 +7,10 @@ from mixer_building import assert_near as assert_near_everywhere
 from mixer_building import build, check_against_definition, check_compiles_and_stacks, example_input
 from torch import Tensor
 
-from attnbench.kernels.linear import attention as kernels
-from attnbench.kernels.linear.attention import linear_attention, mix
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.rotary import rotate, rotation
+from attnbench.ops.layers.rotary import rotate, rotation
+from attnbench.ops.linear.triton import linear_op as kernels
+from attnbench.ops.linear.triton.linear_op import linear_attention, mix
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPS = 1e-6

@@ -11,13 +11,13 @@ from mixer_building import build, check_against_definition, check_compiles_and_s
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels.scalar import decay as scalar_decay_kernel
-from attnbench.kernels.scalar import launch as scalar_decay_launch
-from attnbench.kernels.scalar.decay import scalar_decay, scalar_decay_backward, scalar_decay_forward
-from attnbench.kernels.scalar.step import scalar_decay_step
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
-from attnbench.ops.scalar_decay import recurrent_scalar_decay
+from attnbench.ops.scalar.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
+from attnbench.ops.scalar.scalar_decay import recurrent_scalar_decay
+from attnbench.ops.scalar.triton import scalar_launch as scalar_decay_launch
+from attnbench.ops.scalar.triton import scalar_op as scalar_decay_kernel
+from attnbench.ops.scalar.triton.scalar_op import scalar_decay, scalar_decay_backward, scalar_decay_forward
+from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
 from attnbench.settings.errors import UserError
 
 # Triton's interpreter cuts bfloat16 off where a GPU rounds, which is twice as far.

@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from compiled_products import multiply_kernel
 from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
 
-from attnbench.kernels.delta.choice import DeltaRule
-from attnbench.kernels.diagonal.launch import DiagonalRule
-from attnbench.kernels.flash import launch as flash_launch
-from attnbench.kernels.layers import embedding as embedding_kernel
-from attnbench.kernels.layers import linear_cross_entropy as loss_kernel
-from attnbench.kernels.layers import rms_norm as norm_kernel
-from attnbench.kernels.layers.embedding import embed
-from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
-from attnbench.kernels.layers.rms_norm import rms_norm
-from attnbench.kernels.layers.rotary import split_rotated, turn_packed
-from attnbench.kernels.layers.swiglu import swiglu
-from attnbench.kernels.linear import attention as linear_attention
-from attnbench.kernels.scalar.launch import ScalarDecay
 from attnbench.machine.precision import multiplying
 from attnbench.model.loss import cross_entropy
-from attnbench.ops.rotary import rotate, rotation
+from attnbench.ops.attention.triton import flash_launch
+from attnbench.ops.delta.triton.delta_choice import DeltaRule
+from attnbench.ops.diagonal.triton.diagonal_launch import DiagonalRule
+from attnbench.ops.layers.rotary import rotate, rotation
+from attnbench.ops.layers.triton import embedding as embedding_kernel
+from attnbench.ops.layers.triton import linear_cross_entropy as loss_kernel
+from attnbench.ops.layers.triton import rms_norm as norm_kernel
+from attnbench.ops.layers.triton.embedding import embed
+from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
+from attnbench.ops.layers.triton.rms_norm import rms_norm
+from attnbench.ops.layers.triton.rotary_kernels import split_rotated, turn_packed
+from attnbench.ops.layers.triton.swiglu import swiglu
+from attnbench.ops.linear.triton import linear_op as linear_attention
+from attnbench.ops.scalar.triton.scalar_launch import ScalarDecay
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []

@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from kernel_checks import DEVICE, assert_definition, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.kernels.layers.short_convolution import (
+from attnbench.mixers import layers
+from attnbench.mixers.layers import ShortConvolution
+from attnbench.ops.layers.triton.short_convolution import (
     BLOCKS,
     convolve,
     launch_backward,
     launch_forward,
     short_convolution,
 )
-from attnbench.mixers import layers
-from attnbench.mixers.layers import ShortConvolution
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 

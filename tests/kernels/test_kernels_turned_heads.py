@@ -6,8 +6,8 @@ from kernel_checks import assert_definition, assert_near, assert_stacked, interp
 from mixer_building import build, example_input
 from torch import Tensor
 
-from attnbench.kernels.layers.turned_heads import turned_heads
-from attnbench.ops.rotary import turn
+from attnbench.ops.layers.rotary import turn
+from attnbench.ops.layers.triton.turned_heads import turned_heads
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 EPS = 0.1
@@ -77,7 +77,7 @@ def test_stacked_models_are_each_alone():
 def test_a_mixer_that_trains_by_it_is_the_one_by_torch(change, monkeypatch):
     calls = []
     counted = lambda *x: (calls.append(1), turned_heads(*x))[1]  # noqa: E731
-    monkeypatch.setattr("attnbench.kernels.layers.turned_heads.turned_heads", counted)
+    monkeypatch.setattr("attnbench.ops.layers.triton.turned_heads.turned_heads", counted)
     x = example_input(2, 40).requires_grad_()
     results = []
     for backend in ("triton", "torch"):

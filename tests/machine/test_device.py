@@ -16,7 +16,7 @@ SCRIPT = """
 import os, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from attnbench.kernels.layers.linear_cross_entropy import linear_cross_entropy
+from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
 from attnbench.machine.device import COMPILER, start_afresh
 x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(20, 8)
 linear_cross_entropy(x, weight, torch.arange(4), None, True)[0].backward()

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.flash import Flash
 from attnbench.mixers.softmax import Softmax
-from attnbench.ops.softmax_attention import attend, definition, materialised, visible
+from attnbench.ops.attention.softmax_attention import attend, definition, materialised, visible
 from attnbench.settings.errors import UserError
 
 DIM, HEAD_WIDTH = 32, 8

@@ -10,7 +10,7 @@ from torch import nn
 
 from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.mamba3 import Mamba3
-from attnbench.ops import scalar_decay
+from attnbench.ops.scalar import scalar_decay
 from attnbench.settings.errors import UserError
 
 MIXERS = ("retnet", "simple_gla", "mamba2", "mlstm", "mamba3")

@@ -175,7 +175,7 @@ def test_settings_that_cannot_be_are_refused(name):
 
 
 def test_heads_that_are_too_wide_for_the_librarys_delta_rule_are_refused(monkeypatch):
-    monkeypatch.setattr("attnbench.ops.diagonal_decay.require_gated_fla", lambda setting, device_type: None)
+    monkeypatch.setattr("attnbench.ops.diagonal.diagonal_decay.require_gated_fla", lambda setting, device_type: None)
     asked = {"backend": "fla", "head_width": 2 * kda.WIDEST_FLA}
     for mixer_class in (KimiDeltaAttention, GatedDeltaNet2):
         with pytest.raises(UserError, match=r"up to 256 key channels, not head_width=512; choose attn.backend=torch"):

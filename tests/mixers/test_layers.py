@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.mixers import layers
 from attnbench.mixers.layers import FeedForward, RMSNorm, ShortConvolution
-from attnbench.ops.rotary import rotate, rotation
+from attnbench.ops.layers.rotary import rotate, rotation
 
 
 def inputs(*shape: int, seed: int = 0) -> Tensor:

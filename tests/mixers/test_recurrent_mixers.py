@@ -8,11 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
 from attnbench.mixers.linear import LinearAttention
-from attnbench.ops.delta_rule import chunked_gated_delta_rule, recurrent_gated_delta_rule
-from attnbench.ops.fla import refuse_miscompiled_gates
-from attnbench.ops.linear_attention import feature
-from attnbench.ops.scalar_decay import MAX_FORGETTING
-from attnbench.ops.scan import affine_scan
+from attnbench.ops.common.fla import refuse_miscompiled_gates
+from attnbench.ops.common.scan import affine_scan
+from attnbench.ops.delta.delta_rule import chunked_gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.ops.linear.linear_attention import feature
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.errors import UserError
 
 

@@ -5,7 +5,7 @@ import torch
 from mixer_building import build, example_input, mixer_names
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.ops.cumulative import PIECE, cumulative_sum
+from attnbench.ops.common.cumulative_sum import PIECE, cumulative_sum
 
 
 @pytest.mark.parametrize("length", [1, 5, PIECE, PIECE + 1, 100, PIECE**2, PIECE**2 + 1])

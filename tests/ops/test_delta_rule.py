@@ -10,7 +10,7 @@ from library_forms import naive_form
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.ops.delta_rule import gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.ops.delta.delta_rule import gated_delta_rule, recurrent_gated_delta_rule
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 DECAYS = ("0", "-0.01", "-5", "mixed")

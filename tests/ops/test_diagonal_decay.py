@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbench.mixers.definition import PART_FACTOR, TOLERANCES
 from attnbench.mixers.relative_errors import position_error, relative_error
-from attnbench.ops.diagonal_decay import (
+from attnbench.ops.diagonal.diagonal_decay import (
     DiagonalInputs,
     chunked_diagonal_decay,
     diagonal_decay,

@@ -9,8 +9,8 @@ from mixer_building import assert_near, build, example_input
 from torch import Tensor
 
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.forgetting_attention import forgetting_bias
-from attnbench.ops.softmax_attention import definition, materialised
+from attnbench.ops.attention.forgetting_attention import forgetting_bias
+from attnbench.ops.attention.softmax_attention import definition, materialised
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 LOG_FORGET = {"never": 0.0, "slowly": -0.01, "at once": -5.0, "mixed": None}

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from kernel_checks import assert_definition, assert_near, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.ops.mlstm import Memory, mlstm, recurrent_mlstm
-from attnbench.ops.scalar_decay import chunked_scalar_decay
+from attnbench.ops.scalar.mlstm import Memory, mlstm, recurrent_mlstm
+from attnbench.ops.scalar.scalar_decay import chunked_scalar_decay
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 FORGETTING = ("0", "-0.01", "-5", "mixed")

@@ -8,8 +8,8 @@ from kernel_checks import assert_definition, assert_near, assert_stacked, normal
 from library_forms import naive_form
 from torch import Tensor
 
-from attnbench.ops.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
-from attnbench.ops.scalar_decay import chunked_scalar_decay, recurrent_scalar_decay, scalar_decay
+from attnbench.ops.scalar.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
+from attnbench.ops.scalar.scalar_decay import chunked_scalar_decay, recurrent_scalar_decay, scalar_decay
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 DECAYS = ("0", "-0.01", "-5", "mixed")

@@ -11,8 +11,8 @@ from torch import Tensor
 from attnbench.mixers.base import state_bytes
 from attnbench.mixers.definition import in_pieces
 from attnbench.mixers.window import Window
-from attnbench.ops.softmax_attention import definition
-from attnbench.ops.window_attention import choose_beside_torch, in_blocks
+from attnbench.ops.attention.softmax_attention import definition
+from attnbench.ops.attention.window_attention import choose_beside_torch, in_blocks
 from attnbench.settings.errors import UserError
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)

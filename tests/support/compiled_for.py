@@ -20,17 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from attnbench.kernels import launching
-from attnbench.kernels.delta import choice as delta_rule_choice
-from attnbench.kernels.delta.rule import gated_delta_rule
-from attnbench.kernels.diagonal.decay import diagonal_decay
-from attnbench.kernels.flash import attention as flash_attention
-from attnbench.kernels.flash import launch as flash_launch
-from attnbench.kernels.flash.cumulative import cumulative_log_forget
-from attnbench.kernels.layers.embedding import embed
-from attnbench.kernels.layers.turned_heads import turned_heads
-from attnbench.kernels.linear.attention import linear_attention
-from attnbench.kernels.scalar.decay import scalar_decay
+from attnbench.ops.attention.triton import flash_launch
+from attnbench.ops.attention.triton import flash_op as flash_attention
+from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget
+from attnbench.ops.common.triton import launching
+from attnbench.ops.delta.triton import delta_choice as delta_rule_choice
+from attnbench.ops.delta.triton.delta_op import gated_delta_rule
+from attnbench.ops.diagonal.triton.diagonal_op import diagonal_decay
+from attnbench.ops.layers.triton.embedding import embed
+from attnbench.ops.layers.triton.turned_heads import turned_heads
+from attnbench.ops.linear.triton.linear_op import linear_attention
+from attnbench.ops.scalar.triton.scalar_op import scalar_decay
 
 LENGTH, HEADS = 512, 2
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton import MockTensor
 
-from attnbench.kernels.products import product, product_precision
+from attnbench.ops.common.triton.products import product, product_precision
 
 
 @triton.jit

@@ -462,7 +462,7 @@ def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkey
 
     events.clear()
     monkeypatch.setattr("attnbench.training.step.wake_compiler", lambda device: events.append(device.type))
-    monkeypatch.setattr("attnbench.kernels.import_module", events.append)
+    monkeypatch.setattr("attnbench.ops.common.importing.import_module", events.append)
     monkeypatch.setattr(torch, "compile", lambda *arguments, **options: events.append("compile"))
     stepper(fresh_state(), TRAIN, "float32", compiled=True)
     assert events == ["cpu", *["compile"] * 3]
@@ -472,7 +472,7 @@ def test_what_the_compiler_waits_for_begins_before_it_has_traced_anything(monkey
     on_gpu: Any = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([weight])))
     stepper(on_gpu, TRAIN, "float32", compiled=True)
     assert (events[0], events[-1]) == ("cuda", "compile")
-    assert {"attnbench.kernels.delta.rule", "attnbench.kernels.layers.embedding"} < set(events)
+    assert {"attnbench.ops.delta.triton.delta_op", "attnbench.ops.layers.triton.embedding"} < set(events)
 
 
 @pytest.mark.parametrize(("precision", "products"), [("float32", "highest"), ("tf32", "high")])

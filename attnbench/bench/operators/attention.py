@@ -15,7 +15,7 @@ from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.device import forget_compiled
 from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS, Attention
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, Attention
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 

@@ -1,7 +1,7 @@
 """The gate before every timing: attention and its gradients against float64.
 
-The formulas stand in kernels/flash/attention.py. An implementation that is off by more than its precision explains is a
-failed cell, however fast.
+The formulas stand in ops/attention/triton/flash_op.py. An implementation that is off by more than its precision
+explains is a failed cell, however fast.
 """
 
 import math

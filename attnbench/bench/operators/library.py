@@ -23,12 +23,12 @@ from attnbench.mixers.kda import KimiDeltaAttention
 from attnbench.mixers.mamba2 import Mamba2
 from attnbench.mixers.retnet import RetNet
 from attnbench.mixers.simple_gla import SimpleGLA
-from attnbench.ops.delta_rule import gated_delta_rule, packed_gated_delta_rule
-from attnbench.ops.diagonal_decay import DiagonalInputs, diagonal_decay
-from attnbench.ops.fla import require_gated_fla
-from attnbench.ops.forgetting_attention import forgetting_attention
-from attnbench.ops.scalar_decay import scalar_decay
-from attnbench.ops.softmax_attention import fused, materialised
+from attnbench.ops.attention.forgetting_attention import forgetting_attention
+from attnbench.ops.attention.softmax_attention import fused, materialised
+from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.delta.delta_rule import gated_delta_rule, packed_gated_delta_rule
+from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, diagonal_decay
+from attnbench.ops.scalar.scalar_decay import scalar_decay
 from attnbench.settings.errors import UserError
 
 Inputs = dict[str, Tensor]
@@ -176,7 +176,7 @@ def _packed_mamba2(shape: Shape) -> Function:
 
 def _packed_scalar_decay(mixed: Tensor, log_decay: Tensor, write: Tensor | None, shape: Shape) -> Tensor:
     # There with the kernels, as the backend is.
-    from attnbench.ops.scalar_decay import packed_scalar_decay  # pyright: ignore[reportAttributeAccessIssue]
+    from attnbench.ops.scalar.scalar_decay import packed_scalar_decay  # pyright: ignore[reportAttributeAccessIssue]
 
     heads = (shape.num_key_heads, shape.head_width)
     return packed_scalar_decay(mixed, log_decay, write, None, None, *heads)[0]

@@ -12,8 +12,8 @@ from torch import Tensor
 from attnbench.bench.operators.gate import reference
 from attnbench.bench.operators.roofline import Work
 from attnbench.machine.device import require_triton
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS, load_flash_attn
-from attnbench.ops.softmax_attention import attend
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, load_flash_attn
+from attnbench.ops.attention.softmax_attention import attend
 from attnbench.ops.state_steps import STATE_STEPS, StateStep, StepInputs
 from attnbench.settings.errors import UserError
 
@@ -120,7 +120,7 @@ def _flash_attn(example: StepExample, num_splits: int) -> Call:
 
 
 def _triton(example: StepExample, splits: int | None) -> Call:
-    from attnbench.kernels.flash.decoding import flash_decoding
+    from attnbench.ops.attention.triton.flash_decoding import flash_decoding
 
     position = torch.tensor(example.shape.cache_length - 1, device=example.query_BHK.device)
     return lambda: flash_decoding(example.query_BHK, example.key_BSGK, example.value_BSGK, position, splits=splits)

@@ -26,8 +26,8 @@ from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.precision import multiplying
 from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, attempt, time_repeats
-from attnbench.ops.attention_kernels import IMPLEMENTATIONS
-from attnbench.ops.rotary import rotate, rotation
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
+from attnbench.ops.layers.rotary import rotate, rotation
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 
@@ -105,7 +105,7 @@ def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> 
 
 def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
     """Our kernel, which splits and rotates by itself."""
-    from attnbench.kernels.flash.attention import packed_flash_attention
+    from attnbench.ops.attention.triton.flash_op import packed_flash_attention
 
     mixed_BTC = packed_flash_attention(
         packed_BTC,

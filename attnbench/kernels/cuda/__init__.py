@@ -1,1 +1,0 @@
-"""FlashAttention's forward pass in CUDA C++, to be read."""

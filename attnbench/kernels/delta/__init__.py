@@ -1,1 +1,0 @@
-"""The gated delta rule: chunks walked one after the other, or all at once around a scan."""

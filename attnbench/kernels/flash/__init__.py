@@ -1,1 +1,0 @@
-"""FlashAttention, with a window, forget gates or several parts, and one new position over a cache."""

@@ -1,1 +1,0 @@
-"""Layers around the mixings: convolution, positions, norms, feed-forward, embedding and loss."""

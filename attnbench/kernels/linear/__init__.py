@@ -1,1 +1,0 @@
-"""Linear attention with a normaliser."""

@@ -1,1 +1,0 @@
-"""Memories with one decay a head, which erase nothing else."""

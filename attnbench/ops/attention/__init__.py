@@ -1,0 +1,1 @@
+"""Softmax attention, with windows and forgetting."""

@@ -1,0 +1,216 @@
+"""Implementations of softmax attention, by the name that settings, tables and tests have for each.
+
+`IMPLEMENTATIONS` is the one list of them: the mixers, the doctor, the benches and the tests take from it what each
+supports and how it is called. No implementation ever stands in for another: one that cannot run refuses.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnbench.machine.device import require_triton
+from attnbench.ops.attention.cuda.cuda_attention import STEPS, WIDTHS, load_cuda_attention
+from attnbench.settings.errors import UserError
+
+HALVES = ("bfloat16", "float16")
+PRECISIONS = ("float32", "tf32", *HALVES)
+
+OUR_KERNELS = ("triton", *STEPS)
+"""Names of attnbench's implementations, in Triton and in CUDA C++."""
+
+Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+"""Softmax attention as a function of query, key, value and a flag for the causal mask."""
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Implementation:
+    """One way to compute softmax attention, and the inputs that it supports."""
+
+    name: str
+    label: str = ""
+    """Name in messages."""
+    make: Callable[[], Attention]
+    """Import the function, or raise a UserError that says what is missing."""
+    heads_first: bool
+    """Layout of all tensors in memory: (B, H, T, K) if true, otherwise (B, T, H, K)."""
+    on_cpu: bool = False
+    """True for one that also runs on a CPU; there it takes every precision and width."""
+    precisions: Sequence[str] = PRECISIONS
+    """Precisions on CUDA."""
+    widths: Sequence[int] | None = None
+    """Channels a head on CUDA; None for any number."""
+    causal: bool = True
+    """False for one that computes attention without a causal mask alone."""
+    gradient: bool = True
+    """False for one that has no backward pass."""
+    window: bool = False
+    """True for one that can leave out positions further back than a window."""
+    refuse: Callable[[str, str, int], str | None] = lambda device_type, precision, width: None
+    """Refusal that the fields above cannot express, with the signature of `refusal`, which calls it first."""
+
+    @property
+    def max_width(self) -> float:
+        """Largest number of channels a head on CUDA."""
+        return max(self.widths) if self.widths is not None else float("inf")
+
+    def refusal(self, device_type: str, precision: str, width: int) -> str | None:
+        """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width; None if it can.
+
+        An implementation that is not refused may still be missing, which `make` says.
+        """
+        refused = self.refuse(device_type, precision, width)
+        if refused is not None:
+            return refused
+        if device_type != "cuda":
+            return None if self.on_cpu else f"{self.label}: CUDA alone, and device={device_type}"
+        if precision not in self.precisions:
+            return f"{self.label}: {' and '.join(self.precisions)} alone, and precision={precision}"
+        if self.widths is not None and width not in self.widths:
+            few = f"{' or '.join(map(str, self.widths))} channels a head"
+            many = f"multiples of {self.widths[0]} channels a head up to {self.widths[-1]}"
+            return f"{self.label}: {many if len(self.widths) > 2 else few} alone, and here are {width}"
+        return None
+
+
+def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: bool) -> Tensor:
+    """Two matrix products with a softmax between them, every weight in memory, in the dtype of the inputs."""
+    score_BHTT = query_BHTK @ key_BHTK.mT * query_BHTK.shape[-1] ** -0.5
+    if causal:
+        T = score_BHTT.shape[-1]
+        unseen_TT = torch.ones(T, T, dtype=torch.bool, device=score_BHTT.device).triu(1)
+        score_BHTT = score_BHTT.masked_fill(unseen_TT, float("-inf"))
+    return score_BHTT.softmax(-1) @ value_BHTK
+
+
+@functools.cache
+def compiled_textbook() -> Attention:
+    """The textbook through torch.compile: a graph for each shape, and an error past the compiler's limit of graphs.
+
+    Without the compiler's pattern matching, which would exchange the textbook for SDPA, that has columns of its own.
+    """
+    return torch.compile(textbook, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
+
+
+def _sdpa(kernel: SDPBackend) -> Attention:
+    def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        with sdpa_kernel(kernel):
+            grouped = key.shape[1] < query.shape[1]
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
+
+    return attend
+
+
+def _flash_attn() -> Attention:
+    function = load_flash_attn()
+    return lambda query, key, value, causal: function(query, key, value, causal=causal)
+
+
+def load_flash_attn() -> Callable[..., Tensor]:
+    """Import the kernel of the flash_attn package (Dao, 2023), for (B, T, H, K) in bfloat16 or float16.
+
+    Raises:
+        UserError: it is not installed, or its build does not fit this torch.
+    """
+    try:
+        from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError(
+            f"attn.backend=flash_attn: the package cannot be imported ({error}); it is built from source by "
+            "`pip install flash-attn --no-build-isolation`; attn.backend=sdpa needs no package"
+        ) from error
+    return flash_attn_func
+
+
+def _triton() -> Attention:
+    from attnbench.ops.attention.triton.flash_op import flash_attention
+
+    return lambda query, key, value, causal: flash_attention(query, key, value, causal=causal)
+
+
+def _refuse_triton(device_type: str, precision: str, width: int) -> str | None:
+    try:
+        require_triton("implementation triton", device_type)
+    except UserError as refusal:
+        return str(refusal)
+    if device_type == "cpu" and precision == "bfloat16":
+        return "Triton's interpreter computes no products in bfloat16"
+    return None if width <= 128 else f"our Triton kernel takes up to 128 channels a head, and here are {width}"
+
+
+def _cuda(name: str) -> Attention:
+    function = load_cuda_attention(name)
+    return lambda query, key, value, causal: function(query, key, value)
+
+
+_LISTED = (
+    Implementation(name="textbook", make=lambda: textbook, heads_first=True, on_cpu=True),
+    Implementation(name="compiled", make=compiled_textbook, heads_first=True, on_cpu=True),
+    Implementation(name="sdpa_math", make=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, on_cpu=True),
+    Implementation(
+        name="sdpa_flash",
+        label="SDPA's flash kernel",
+        make=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+        heads_first=True,
+        # On a CPU it has a kernel of the same kind for all of them.
+        on_cpu=True,
+        precisions=HALVES,
+        widths=range(8, 257, 8),
+    ),
+    Implementation(
+        name="sdpa_efficient",
+        label="SDPA's memory-efficient kernel",
+        make=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
+        heads_first=True,
+        # Its products of float32 are always made of three of TF32 and as exact as float32's own: a column of it in
+        # tf32 would stand beside others that compute less.
+        precisions=("float32", *HALVES),
+        widths=range(8, 257, 8),
+    ),
+    Implementation(
+        name="sdpa_cudnn",
+        label="cuDNN's kernel",
+        make=functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+        heads_first=True,
+        precisions=HALVES,
+        widths=range(8, 129, 8),
+    ),
+    Implementation(
+        name="flash_attn",
+        label="flash_attn",
+        make=_flash_attn,
+        heads_first=False,
+        precisions=HALVES,
+        widths=range(8, 257, 8),
+        window=True,
+    ),
+    Implementation(
+        name="triton",
+        label="our Triton kernel",
+        make=_triton,
+        heads_first=False,
+        on_cpu=True,
+        widths=range(1, 129),
+        window=True,
+        refuse=_refuse_triton,
+    ),
+    *(
+        Implementation(
+            name=name,
+            label="our CUDA kernels",
+            make=functools.partial(_cuda, name),
+            heads_first=True,
+            precisions=HALVES,
+            widths=WIDTHS,
+            causal=False,
+            gradient=False,
+        )
+        for name in STEPS
+    ),
+)
+IMPLEMENTATIONS = {implementation.name: implementation for implementation in _LISTED}
+"""Every implementation by its name, the textbook first."""

@@ -1,0 +1,1 @@
+"""Attention in CUDA C++."""

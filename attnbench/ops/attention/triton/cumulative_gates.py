@@ -1,0 +1,98 @@
+"""Sums of log forget gates over the positions, in float64: what FlashAttention's kernels take differences of.
+
+    C_t = log f_1 + ... + log f_t,   dL/d(log f_s) = sum_(t >= s) dL/dC_t
+
+One program a sequence and head, in one order, so that equal inputs give equal bits; torch's own sum along a long axis
+does not promise that on a GPU.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.ops.common.triton.batching import join_the_batch
+from attnbench.ops.common.triton.launching import launch, register_fake
+
+BLOCK = 1024
+"""Positions that a program sums up at once, at most."""
+
+
+@triton.jit(do_not_specialize=["length"])
+def cumulative_sum_kernel(
+    source, source_strides, result, result_strides, length,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """One head of one sequence; strides are those along B, H and T. REVERSE: from the last position back."""
+    batch, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    source += batch * source_strides[0] + head * source_strides[1]
+    result += batch * result_strides[0] + head * result_strides[1]
+    num_blocks = tl.cdiv(length, BLOCK)
+    # A sum of one number, so that it has a dtype before the first block.
+    before = tl.sum(tl.zeros([BLOCK], tl.float64), 0)
+    for index in range(num_blocks):
+        block = num_blocks - 1 - index if REVERSE else index
+        position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(source + position * source_strides[2], mask=position < length, other=0.0).to(tl.float64)
+        sums = before + tl.cumsum(x, 0, reverse=REVERSE)
+        tl.store(result + position * result_strides[2], sums.to(result.dtype.element_ty), mask=position < length)
+        before += tl.sum(x, 0)
+
+
+def _sum_up(source_BHT: Tensor, result_BHT: Tensor, *, reverse: bool) -> None:
+    B, H, T = source_BHT.shape
+    with torch.cuda.device_of(source_BHT):
+        launch(
+            cumulative_sum_kernel,
+            (B * H,),
+            *(source_BHT, source_BHT.stride(), result_BHT, result_BHT.stride(), T),
+            HEADS=H,
+            BLOCK=BLOCK if T > BLOCK // 4 else BLOCK // 4,
+            REVERSE=reverse,
+        )
+
+
+@torch.library.custom_op("attnbench::cumulative_log_forget", mutates_args=())
+def cumulative_log_forget(log_forget_BTH: Tensor) -> Tensor:
+    """Return C of each head, (B, H, T) in float64; log f is in float32."""
+    if log_forget_BTH.dtype != torch.float32:
+        raise TypeError(f"log f is {log_forget_BTH.dtype}, must be float32")
+    B, T, H = log_forget_BTH.shape
+    cumulative_BHT = log_forget_BTH.new_empty((B, H, T), dtype=torch.float64)
+    _sum_up(log_forget_BTH.mT, cumulative_BHT, reverse=False)
+    return cumulative_BHT
+
+
+@register_fake(cumulative_log_forget)
+def _(log_forget_BTH: Tensor) -> Tensor:
+    B, T, H = log_forget_BTH.shape
+    return log_forget_BTH.new_empty((B, H, T), dtype=torch.float64)
+
+
+@torch.library.custom_op("attnbench::cumulative_log_forget_backward", mutates_args=())
+def _backward(gradient_BHT: Tensor) -> Tensor:
+    """Return the gradient of log f, (B, T, H) in float32."""
+    B, H, T = gradient_BHT.shape
+    log_forget_gradient_BTH = gradient_BHT.new_empty((B, T, H), dtype=torch.float32)
+    _sum_up(gradient_BHT, log_forget_gradient_BTH.mT, reverse=True)
+    return log_forget_gradient_BTH
+
+
+@register_fake(_backward)
+def _(gradient_BHT: Tensor) -> Tensor:
+    B, H, T = gradient_BHT.shape
+    return gradient_BHT.new_empty((B, T, H), dtype=torch.float32)
+
+
+def _gradient(ctx: Any, gradient_BHT: Tensor) -> Tensor:
+    return _backward(gradient_BHT)
+
+
+cumulative_log_forget.register_autograd(_gradient)
+
+join_the_batch(cumulative_log_forget)

@@ -1,0 +1,236 @@
+"""Attention of one new position over a cache, the cache cut into pieces that are read side by side (Dao et al., 2023).
+
+    y = sum_s p_s v_s,   p_s = exp(c q . k_s) / sum_r exp(c q . k_r),   c = 1 / sqrt(K)
+
+over the positions s that are filled. With one query there is nothing to compute but one pass over keys and values: it
+takes as long as the memory does, if enough of it is asked for at a time. Where sequences and heads are fewer than the
+multiprocessors, one program each is too few for that: it takes one of several splits of the keys and leaves their
+largest score, the sum of exponentials under it and the sum of values that these weigh, all in float32. A second, small
+kernel makes one sum of the splits.
+
+How many positions are filled is read on the device, by the kernel: a captured CUDA graph decodes at every position.
+Splits are equal parts of what is filled, so that all of them work however full the cache is; while fewer blocks of keys
+are filled than there are splits, some are empty and weigh nothing.
+
+Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums stand beside the cache.
+The same pass adds the newest gate to each and writes it back, and 0 at the position itself: no other kernel does.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.ops.attention.triton.flash_decoding_kernels import combine_kernel, grouped_kernel, single_kernel
+from attnbench.ops.common.triton.launching import num_multiprocessors
+from attnbench.ops.common.triton.products import float32_product
+from attnbench.ops.layers.triton.rotary_kernels import padded_width
+
+MAX_WIDTH = 256
+"""Channels a head. A width that is no power of two is computed as the next one, the rest masked."""
+
+MAX_SPLITS = 128
+PROGRAMS = 4
+"""Programs a multiprocessor that the number of splits aims at, and that fit there at once: with fewer too little is
+asked of the memory at a time, with more some wait for others to end."""
+
+
+class Tiles(NamedTuple):
+    """Cut of the first kernel: the speed, not the result beyond rounding."""
+
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
+    """Blocks of up to 8 KiB of keys and as much of values, three of each on their way at a time: PROGRAMS programs then
+    fit a multiprocessor's shared memory, and their sums its registers."""
+    row_bytes = padded_width(width) * dtype.itemsize
+    return Tiles(min(64, max(16, 8192 // row_bytes)), 4, 4)
+
+
+def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
+    """Return as many as make no more than PROGRAMS programs a multiprocessor and leave each a block of keys; 1: whole.
+
+    Whole too where every multiprocessor has a program already: 256 sequences in parts took 2 to 23 % longer on 132.
+
+    Args:
+        num_keys: that the cache has room for, or that a window shows.
+        num_sequences: batch × key/value heads: the programs that there are without splitting.
+        keys: of a block.
+    """
+    if num_sequences == 0 or num_sequences >= num_multiprocessors:
+        return 1
+    wanted = PROGRAMS * num_multiprocessors // num_sequences
+    return max(1, min(wanted, -(-num_keys // keys), MAX_SPLITS))
+
+
+def _decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position: Tensor,
+    window: int,
+    splits: int,
+    tiles: Tiles,
+    grouped: bool,
+    log_forget: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """(B, H, K), contiguous; `window` 0 for none. Tiles and kernel change the speed, not the result beyond rounding."""
+    (B, H, K), G = query.shape, key.shape[2]
+    mixed = query.new_empty(query.shape)
+    partial = mixed if splits == 1 else query.new_empty((B, H, splits, K), dtype=torch.float32)
+    largest = total = partial
+    if splits > 1:
+        largest, total = query.new_empty((2, B, H, splits), dtype=torch.float32)
+    kernel: Any = grouped_kernel if grouped else single_kernel
+    with torch.cuda.device_of(query):
+        kernel[(B * G, splits)](
+            *(query, query.stride()[:2], key, key.stride()[:3], value, value.stride()[:3]),
+            *(log_forget, bias, None if bias is None else bias.stride(0), position),
+            *(partial, largest, total, K**-0.5),
+            FORGETS=bias is not None,
+            HEADS=H,
+            SHARED_BY=H // G,
+            MEMBERS=max(16, triton.next_power_of_2(H // G)),
+            WIDTH=K,
+            PADDED=padded_width(K),
+            WINDOW=window,
+            SPLITS=splits,
+            KEYS=tiles.keys,
+            STAGES=tiles.num_stages,
+            PRECISION=float32_product(),
+            num_warps=tiles.num_warps,
+        )
+        if splits > 1:
+            channels = min(32, padded_width(K))
+            combine_kernel[(B * H, -(-K // channels))](
+                *(partial, largest, total, mixed),
+                WIDTH=K,
+                CHANNELS=channels,
+                SPLITS=splits,
+                PADDED_SPLITS=triton.next_power_of_2(splits),
+            )
+    return mixed
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, position: Tensor) -> None:
+    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError(f"query has {query.dtype}: float32, bfloat16 and float16 are what this kernel has")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value differ in dtype: {query.dtype}, {key.dtype}, {value.dtype}")
+    if query.shape[2] > MAX_WIDTH:
+        raise ValueError(f"{query.shape[2]} channels a head: {MAX_WIDTH} are the most")
+    if key.shape != value.shape or key.shape[0] != query.shape[0] or query.shape[1] % key.shape[2]:
+        raise ValueError(f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} do not fit")
+    if any(x.stride(-1) != 1 for x in (query, key, value)):
+        raise ValueError("channels of query, key and value must lie side by side")
+    if position.dim() or position.dtype != torch.int64 or position.device != query.device:
+        raise ValueError("position must be one int64 number on the device of the query")
+
+
+@torch.library.custom_op("attnbench::flash_decoding", mutates_args=())
+def _flash_decoding(
+    query_BHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, position: Tensor, window: int, splits: int
+) -> Tensor:
+    _check(query_BHK, key_BSGK, value_BSGK, position)
+    (_, H, K), G = query_BHK.shape, key_BSGK.shape[2]
+    tiles = tiles_for(query_BHK.dtype, K)
+    return _decode(query_BHK, key_BSGK, value_BSGK, position, window, splits, tiles, H > G)
+
+
+@_flash_decoding.register_fake
+def _(query_BHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, position: Tensor, window: int, splits: int) -> Tensor:
+    return query_BHK.new_empty(query_BHK.shape)
+
+
+@torch.library.custom_op("attnbench::forgetting_decoding", mutates_args=("bias_BSH",))
+def _forgetting_decoding(
+    query_BHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    log_forget_BH: Tensor,
+    bias_BSH: Tensor,
+    position: Tensor,
+    splits: int,
+) -> Tensor:
+    _check(query_BHK, key_BSGK, value_BSGK, position)
+    (B, H, K), (S, G) = query_BHK.shape, key_BSGK.shape[1:3]
+    for name, x, shape in (("log_forget", log_forget_BH, (B, H)), ("bias", bias_BSH, (B, S, H))):
+        if x.shape != shape or x.dtype != torch.float32:
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, must be float32 {shape}")
+    if bias_BSH.stride()[1:] != (H, 1):
+        raise ValueError("heads and positions of bias must lie side by side")
+    gates, tiles = (log_forget_BH.contiguous(), bias_BSH), tiles_for(query_BHK.dtype, K)
+    return _decode(query_BHK, key_BSGK, value_BSGK, position, 0, splits, tiles, H > G, *gates)
+
+
+@_forgetting_decoding.register_fake
+def _(query_BHK: Tensor, *_: Any) -> Tensor:
+    return query_BHK.new_empty(query_BHK.shape)
+
+
+def forgetting_decoding(
+    query_BHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    log_forget_BH: Tensor,
+    bias_BSH: Tensor,
+    position: Tensor,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """`flash_decoding` of heads with forget gates; (B, H, K).
+
+    Args:
+        log_forget_BH: log f of the position, float32.
+        bias_BSH: the sum of log f over the positions after each that is filled, up to the one before this, float32. It
+            becomes that up to this position.
+    """
+    splits = _number_of_splits(splits, None, query_BHK, key_BSGK)
+    return _forgetting_decoding(query_BHK, key_BSGK, value_BSGK, log_forget_BH, bias_BSH, position, splits)
+
+
+def flash_decoding(
+    query_BHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    position: Tensor,
+    *,
+    window: int | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Attention of H query heads, one position each, over a cache of G key/value heads shared by H / G; (B, H, K).
+
+    It has no gradient.
+
+    Args:
+        key_BSGK: with room for S positions; what lies behind `position` is not read.
+        position: of the query, whose own key is the last it sees: an int64 scalar on the device, below S.
+        window: of what it sees, the last so many, its own position included; None for all.
+        splits: parts that the cache is read in, 1 for whole; None for as many as `splits_for` gives. Changes the speed,
+            not the result beyond rounding.
+
+    Raises:
+        ValueError: shapes that do not fit, a window or a number of splits below 1.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window}: must be at least 1")
+    splits = _number_of_splits(splits, window, query_BHK, key_BSGK)
+    return _flash_decoding(query_BHK, key_BSGK, value_BSGK, position, window or 0, splits)
+
+
+def _number_of_splits(splits: int | None, window: int | None, query: Tensor, key: Tensor) -> int:
+    B, S, G, K = key.shape
+    if splits is None:
+        keys = tiles_for(query.dtype, K).keys
+        return splits_for(min(S, window or S), B * G, num_multiprocessors(query.device), keys)
+    if not 1 <= splits <= MAX_SPLITS:
+        raise ValueError(f"{splits} splits: must be 1 to {MAX_SPLITS}")
+    return splits

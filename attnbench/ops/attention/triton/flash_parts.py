@@ -1,0 +1,148 @@
+"""A walk over keys or queries that is split, for FlashAttention: into how many parts, into which, and one of all parts.
+
+What a part leaves are float32 tensors of the form that the whole leaves, those of all parts one behind the other along
+the first axis.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.ops.layers.triton.rotary_kernels import store_rows
+
+WARPS_IN_FLOAT32, WARPS = 16, 8
+"""Warps a multiprocessor that the number of parts aims at: where there are half as many or fewer, walks are split. From
+timings on an H200: of programs of four warps two, of those of eight one, and in float32, where a part computes for
+longer, four of four."""
+
+MAX_SPLITS = 32
+
+NUMBERS_AT_ONCE = 4096
+"""Rows that a program reads to make one of all parts."""
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# A masked score, scaled. Finite, because the difference of two infinities is no number: a row may meet a block of which
+# it sees nothing, and what it adds then is multiplied by 0 as soon as the row meets a score of its own.
+MASKED_SCORE = tl.constexpr(-1e30)
+
+LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "num_keys")
+"""Arguments on whose value no kernel is compiled anew."""
+
+
+def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
+    """Parts of what each program walks, 1 for whole. Changes the result by no more than rounding.
+
+    Args:
+        num_programs: that there are without splitting.
+        num_blocks: that one of them walks at most.
+        num_warps: of a program.
+    """
+    if num_programs == 0:
+        return 1
+    wanted = num_multiprocessors * (WARPS_IN_FLOAT32 if dtype == torch.float32 else WARPS) // num_warps
+    return max(1, min(wanted // num_programs, num_blocks, MAX_SPLITS))
+
+
+def of_parts(like: Tensor, num_splits: int) -> Tensor:
+    """Return what every part leaves of such a tensor, one after the other."""
+    return like.new_empty((num_splits * like.shape[0], *like.shape[1:]), dtype=torch.float32)
+
+
+def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
+    """Return what a kernel that makes one of all parts is compiled for: as many rows at once as it has room for."""
+    splits = triton.next_power_of_2(num_splits)
+    rows = max(1, NUMBERS_AT_ONCE // (splits * constants["PADDED"]))
+    return {"WIDTH": constants["WIDTH"], "PADDED": constants["PADDED"], "SPLITS": splits, "ROWS": rows}
+
+
+@triton.jit
+def own_part(first, middle, stop, BLOCK: tl.constexpr):
+    """Return, of what a program would walk, from `first` to `middle` and on to `stop`, the same three of its own part.
+    Parts are whole blocks, shared out as equally as they can be; some are empty where there are fewer blocks."""
+    num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
+    own_first = first + split * num_blocks // num_splits * BLOCK
+    own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)
+    return own_first, tl.minimum(tl.maximum(middle, own_first), own_stop), own_stop
+
+
+@triton.jit
+def _load_parts(
+    parts, num_splits, part_stride, row_stride, position, length,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Load the same rows of every part, (SPLITS, rows, PADDED); what there is not is zeros."""
+    split, row = tl.arange(0, SPLITS)[:, None, None], position[None, :, None]
+    channel = tl.arange(0, PADDED)[None, None, :]
+    parts += split * part_stride + row.to(tl.int64) * row_stride + channel
+    return tl.load(parts, mask=(split < num_splits) & (row < length) & (channel < WIDTH), other=0.0)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def combine_kernel(
+    mixed_parts, logsumexp_parts, num_splits, mixed, logsumexp, num_queries,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Some queries of one head: y and z of all keys, from those of the parts."""
+    num_blocks = tl.cdiv(num_queries, ROWS)
+    sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
+    batch, head = sequence // HEADS, sequence % HEADS
+    position = tl.program_id(0) % num_blocks * ROWS + tl.arange(0, ROWS)
+    split, row, inside = tl.arange(0, SPLITS)[:, None], sequence * num_queries + position, position < num_queries
+    num_rows = (tl.num_programs(0) // num_blocks).to(tl.int64) * num_queries
+    own_logsumexp = tl.load(
+        logsumexp_parts + split * num_rows + row[None, :],
+        mask=(split < num_splits) & inside[None, :],
+        other=MASKED_SCORE,
+    )
+    largest = tl.max(own_logsumexp, 0)
+    weight = tl.exp2((own_logsumexp - largest[None, :]) * LOG2_E)
+    total = tl.sum(weight, 0)
+    first = (batch * num_queries * HEADS + head) * WIDTH
+    own_mixed = _load_parts(
+        mixed_parts + first, num_splits, num_rows * WIDTH, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, SPLITS
+    )
+    combined = tl.sum(weight[:, :, None] * own_mixed, 0) / total[:, None]
+    store_rows(mixed + first, HEADS * WIDTH, position, num_queries, combined, WIDTH, PADDED)
+    tl.store(logsumexp + row, largest + tl.log2(total) / LOG2_E, mask=inside)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def add_up_kernel(
+    query_parts, num_query_splits, query_gradient, query_gradient_strides,
+    key_parts, value_parts, num_key_splits, key_gradient, key_gradient_strides, value_gradient, value_gradient_strides,
+    num_queries, num_keys,
+    HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Some positions of one head of query, key or value: its gradient, from those of the parts, contiguous."""
+    groups: tl.constexpr = HEADS // SHARED_BY
+    head, block = tl.program_id(0) % (HEADS + 2 * groups), tl.program_id(0) // (HEADS + 2 * groups)
+    num_blocks = tl.cdiv(tl.maximum(num_queries, num_keys), ROWS)
+    position = block % num_blocks * ROWS + tl.arange(0, ROWS)
+    batch, batch_size = (block // num_blocks).to(tl.int64), tl.num_programs(0) // ((HEADS + 2 * groups) * num_blocks)
+    parts, num_splits, num_heads, length = key_parts, num_key_splits, groups, num_keys
+    if head < HEADS:
+        parts, num_splits, num_heads, length = query_parts, num_query_splits, HEADS, num_queries
+        gradient = query_gradient + batch * query_gradient_strides[0] + head * query_gradient_strides[2]
+        row_stride = query_gradient_strides[1]
+    elif head < HEADS + groups:
+        head -= HEADS
+        gradient = key_gradient + batch * key_gradient_strides[0] + head * key_gradient_strides[2]
+        row_stride = key_gradient_strides[1]
+    else:
+        head -= HEADS + groups
+        parts = value_parts
+        gradient = value_gradient + batch * value_gradient_strides[0] + head * value_gradient_strides[2]
+        row_stride = value_gradient_strides[1]
+    sequence_size = length.to(tl.int64) * num_heads * WIDTH
+    parts += batch * sequence_size + head * WIDTH
+    own_gradient = _load_parts(
+        parts, num_splits, batch_size * sequence_size, num_heads * WIDTH, position, length, WIDTH, PADDED, SPLITS
+    )
+    store_rows(gradient, row_stride, position, length, tl.sum(own_gradient, 0), WIDTH, PADDED)

@@ -1,0 +1,286 @@
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2025): definition, chunked form, kernels and their choice.
+
+    M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t
+
+The state is M (B, H, K, V). The query comes scaled. A log decay of 0 is the delta rule without a decay (Yang et al.,
+2024).
+
+Several sub-steps a position (DeltaProduct; Siems et al., 2025): key, value and beta then have S = n T of them, n to
+each position of query and decay. The memory decays before the first of the n and is read after the last. That is the
+rule on n T positions where, of each n, the first n - 1 queries and the last n - 1 log decays are 0.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.device import require_triton
+from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.common.scan import affine_scan, chunks_of
+from attnbench.settings.errors import UserError
+
+KEY_WIDTHS = (16, 32, 64, 128)
+"""Key channels a head that our kernels take in every precision."""
+WIDE_KEYS = 256
+"""Key channels a head that they take in bfloat16 alone."""
+
+AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, in bfloat16 256, otherwise torch"
+
+
+def recurrent_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BSHK: Tensor,
+    value_BSHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BSH: Tensor,
+    memory_BHKV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+
+    Returns y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BSHK, value_BSHV))
+    decay_BTH, mixed, num_steps = log_decay_BTH.exp(), [], _num_steps(query, key)
+    for t in range(query.shape[1]):
+        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
+        for s in range(t * num_steps, (t + 1) * num_steps):
+            read_BHV = (key[:, s, :, None, :] @ memory_BHKV).squeeze(-2)
+            change_BHV = beta_BSH[:, s, :, None] * (value[:, s] - read_BHV)
+            memory_BHKV = memory_BHKV + key[:, s, :, :, None] @ change_BHV[:, :, None, :]
+        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
+    return torch.stack(mixed, dim=1).to(value_BSHV.dtype), memory_BHKV
+
+
+def gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BSHK: Tensor,
+    value_BSHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BSH: Tensor,
+    memory_BHKV: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`."""
+    num_steps = _num_steps(query_BTHK, key_BSHK)
+    if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend != "fla":
+        return recurrent_gated_delta_rule(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
+    query_BSHK, log_decay_BSH = _by_sub_steps(query_BTHK, log_decay_BTH, num_steps)
+    inputs = (query_BSHK, key_BSHK, value_BSHV, log_decay_BSH, beta_BSH)
+    if backend == "fla":
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
+
+        options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
+        mixed_BSHV, last_memory = chunk_gated_delta_rule(
+            *inputs[:3], g=log_decay_BSH, beta=beta_BSH, scale=1.0, **options
+        )
+    else:
+        mixed_BSHV, last_memory = chunked_gated_delta_rule(*inputs, memory_BHKV, chunk_size(query_BTHK.device.type))
+    return _after_each_last(mixed_BSHV, num_steps), last_memory
+
+
+def _num_steps(query_BTHK: Tensor, key_BSHK: Tensor) -> int:
+    """Return the number of sub-steps a position."""
+    num_steps, rest = divmod(key_BSHK.shape[1], query_BTHK.shape[1])
+    assert num_steps >= 1
+    assert rest == 0
+    return num_steps
+
+
+def _by_sub_steps(query_BTHK: Tensor, log_decay_BTH: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+    """Lay out n T positions: the query at the last sub-step of each, the decay at the first, and zeros elsewhere."""
+    if num_steps == 1:
+        return query_BTHK, log_decay_BTH
+    query_BSHK = F.pad(query_BTHK[:, :, None], (0, 0, 0, 0, num_steps - 1, 0)).flatten(1, 2)
+    return query_BSHK, F.pad(log_decay_BTH[:, :, None], (0, 0, 0, num_steps - 1)).flatten(1, 2)
+
+
+def _after_each_last(mixed_BSHV: Tensor, num_steps: int) -> Tensor:
+    """Return y after the last sub-step of every position."""
+    return mixed_BSHV[:, num_steps - 1 :: num_steps] if num_steps > 1 else mixed_BSHV
+
+
+def packed_gated_delta_rule(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BSH: Tensor,
+    memory_BHKV: Tensor | None,
+    key_width: int,
+    has_unit_length: bool,
+    num_key_heads: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, from the heads of query, key and value side by side.
+
+    Args:
+        mixed_BTC: channels (GK | nGK | nHV), the heads of each sub-step side by side.
+        has_unit_length: divide query and key of each head by their length; see `unit_length`.
+        num_key_heads: G, heads of query and key, each shared by H / G of the values'; None: H.
+
+    Returns:
+        y, and the last memory: None for a single position, where the memory given has become it.
+    """
+    num_heads, num_steps = beta_BSH.shape[-1], beta_BSH.shape[1] // mixed_BTC.shape[1]
+    num_key_heads = num_heads if num_key_heads is None else num_key_heads
+    mixed_BSC = mixed_BTC
+    if num_steps > 1:
+        keys = num_key_heads * key_width
+        query, key, value = mixed_BTC.tensor_split((keys, (1 + num_steps) * keys), -1)
+        query_BSGK, log_decay_BTH = _by_sub_steps(query.unflatten(-1, (num_key_heads, -1)), log_decay_BTH, num_steps)
+        key_BSC, value_BSC = (part.unflatten(-1, (num_steps, -1)).flatten(1, 2) for part in (key, value))
+        mixed_BSC = torch.cat([query_BSGK.flatten(2), key_BSC, value_BSC], dim=-1)
+    if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
+        from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
+
+        *_, mixed_BHV = [
+            gated_delta_rule_step(mixed_BC, log_decay_BH, beta_BH, memory_BHKV, has_unit_length)
+            for mixed_BC, log_decay_BH, beta_BH in zip(
+                mixed_BSC.unbind(1), log_decay_BTH.unbind(1), beta_BSH.unbind(1), strict=True
+            )
+        ]
+        return mixed_BHV[:, None], None
+    from attnbench.ops.delta.triton import delta_op as kernel
+
+    mixed_BSHV, last_memory = kernel.gated_delta_rule(
+        mixed_BSC,
+        log_decay_BTH,
+        beta_BSH,
+        memory_BHKV,
+        num_heads=num_heads,
+        num_key_heads=num_key_heads,
+        key_width=key_width,
+        unit_length=has_unit_length,
+        keep_memory=memory_BHKV is not None,
+    )
+    return _after_each_last(mixed_BSHV, num_steps), last_memory
+
+
+def chunk_size(device_type: str) -> int:
+    """Return the positions a chunk of the torch form: where it was fastest. Changes the speed, not the result.
+
+    A GPU's matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves.
+    """
+    return 32 if device_type == "cpu" else 64
+
+
+def chunked_gated_delta_rule(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    num_positions: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute the same by chunks: products and one triangular solve for all chunks, and a scan over their states.
+
+    Within a chunk, c_i = g_1 + ... + g_i of log decays, and d_i = b_i (v_i - a_i M_{i-1}^T k_i) what position i adds:
+
+        (I + L) d = b v - b exp(c) k S,            L_ij = b_i exp(c_i - c_j) k_i . k_j  for j < i
+        d = U - W S,                               with both right-hand sides through (I + L)^-1
+        y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) d_j
+        S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j d_j^T
+
+    Products run in the dtype of query, key and value; decays, the solve and the states in that of the log decay.
+
+    Args:
+        query_BTHK: scaled.
+        memory_BHKV: the state before the first position; None for zeros.
+        num_positions: of a chunk; see `chunk_size`.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    batch, length, heads, _ = query_BTHK.shape
+    device_type = query_BTHK.device.type
+    # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
+    is_autocast = torch.is_autocast_enabled(device_type)
+    with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
+        inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
+        # What pads the last chunk is zero and so changes no state.
+        query, key, value, log_decay, beta = (chunks_of(x, min(num_positions, length)) for x in inputs)
+        cumulative = log_decay.cumsum(-1)
+        if memory_BHKV is None:
+            memory_BHKV = cumulative.new_zeros(batch, heads, key.shape[-1], value.shape[-1])
+        read, write, weight = _within_chunks(query, key, value, cumulative, beta)
+        state, change, last = _across_chunks(key, read, write, cumulative, memory_BHKV.flatten(0, 1))
+        decayed = query * cumulative.exp().to(query.dtype)[..., None]
+        mixed = torch.baddbmm(decayed @ state.to(query.dtype), weight, change)
+    mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+    return mixed[:, :length], last.unflatten(0, (batch, heads))
+
+
+def _within_chunks(
+    query: Tensor, key: Tensor, value: Tensor, cumulative: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return -W, U and the weights of y in the docstring above; all arguments as (chunks, positions, ...)."""
+    size, dtype = key.shape[1], key.dtype
+    later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
+    # Masked before exp, where a future position's decay would overflow. In place, as on a CPU fresh memory is what
+    # elementwise operations cost.
+    decay = (cumulative[:, :, None] + (-cumulative)[:, None, :]).masked_fill_(later, -torch.inf).exp_()
+    lower = (key @ key.mT) * decay * beta[..., None]
+    identity = torch.eye(size, dtype=decay.dtype, device=key.device).expand_as(lower)
+    # Only what is below the diagonal of `lower` is read.
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True) * beta[:, None, :]
+    read = (inverse * -cumulative.exp()[:, None, :]).to(dtype) @ key
+    weight = ((query @ key.mT) * decay).to(dtype)
+    return read, inverse.to(dtype) @ value, weight
+
+
+def _across_chunks(
+    key: Tensor, read: Tensor, write: Tensor, cumulative: Tensor, initial_XKV: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the state before every chunk, what its positions add, and the last state, from (N × X, positions, ...)."""
+    remaining = key * (cumulative[:, -1:] - cumulative).exp().to(key.dtype)[..., None]
+    decay, read, remaining, write = (
+        x.to(cumulative.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
+        for x in (cumulative[:, -1].exp(), read, remaining, write)
+    )
+    states, change = affine_scan(decay, read, remaining, write, None, initial_XKV)
+    return states[:-1].flatten(0, 1), change.flatten(0, 1).to(key.dtype), states[-1]
+
+
+def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
+    """Return scale × x / |x| over the last axis, the sum of squares in float32 at least; keeps the dtype."""
+    wide = at_least_float32(x_BTHK)
+    return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
+
+
+def delta_rule_flops(length: int, num_heads: int, key_width: int, value_width: int, num_steps: int = 1) -> int:
+    """Count, a position and head, 2KV each for M^T k and the outer product added to M, in each of the sub-steps, and
+    for M^T q; decays count nothing."""
+    return length * num_heads * (4 * num_steps + 2) * key_width * value_width
+
+
+def has_kernels(key_width: int, value_width: float, precision: str) -> bool:
+    """Return whether our Triton kernels take so many channels a head in this precision."""
+    takes_keys = key_width in KEY_WIDTHS or (key_width == WIDE_KEYS and precision == "bfloat16")
+    return takes_keys and value_width > 0 and value_width % 16 == 0
+
+
+def choose_delta_rule(backend: str, *, widths: tuple[int, float] | None, device_type: str, precision: str) -> str:
+    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+
+    Args:
+        widths: key and value channels a head; None where the model, which gives them, is not known yet.
+
+    Raises:
+        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
+            Triton that compiles its gated kernels correctly.
+    """
+    if backend == "auto":
+        possible = device_type == "cuda" and (widths is None or has_kernels(*widths, precision))
+        return "triton" if possible else "torch"
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if widths is not None and not has_kernels(*widths, precision):
+            raise UserError(
+                f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels, in "
+                f"bfloat16 also of {WIDE_KEYS}, and a multiple of 16 value channels, not {widths[0]} and "
+                f"{widths[1]:g} in {precision}; choose attn.backend=torch"
+            )
+    if backend == "fla":
+        require_gated_fla("attn.backend=fla", device_type)
+    return backend

@@ -1,0 +1,208 @@
+"""Choice of the gated delta rule's launches: chunks, the blocks and warps of each kernel, which of two forms."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.ops.common.triton.launching import is_roomy, num_multiprocessors
+from attnbench.ops.common.triton.products import product_precision
+
+LAUNCH: dict[str, dict[str, int]] = {
+    "pairs": {"num_warps": 4},
+    "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
+    "key_parts": {"num_warps": 4},
+    "prepare_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+    "scan_forward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "read": {"num_warps": 4, "VALUES": 64},
+    "prepare_backward": {"num_warps": 4, "VALUES": 64},
+    "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
+    "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
+}
+"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
+channels, the most of them."""
+
+NARROW = 64
+"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`) and
+blocks of fewer values (`NARROW_VALUES`), and all its products are the small ones of a single warp. The others, Hopper's
+instructions for a group of four warps, which multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at
+16 and 32 key channels rows of W from 16 on come out wrong, and at 16 and 32 value channels gradients are read from
+beyond the shared memory."""
+
+NARROW_VALUES = 32
+
+NARROWEST = 32
+"""Least value channels of a walk's block: 1 x 8,192 positions of 32 heads of 128 channels (query and key of 16) take
+1.73 ms forward and backward with blocks of 32, 1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64
+take 1.73, 2.00 and 1.61, on an H100."""
+
+MANY_CHUNKS = 8
+"""Chunks from which a walk is long."""
+
+WIDE = 128
+"""A head with more key channels comes in bfloat16 alone."""
+
+WIDE_LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
+    "walk_backward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
+    "gradient": {"num_warps": 8, "num_stages": 2},
+}
+"""Entries of such a head in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
+
+CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
+    "walk_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
+    "walk_backward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
+    "scan_forward": {"num_stages": 2},
+    "scan_backward": {"num_stages": 2},
+    "gradient": {"num_warps": 8, "num_stages": 1},
+}
+"""Entries of a head with keys of more than 256 bytes in their place on a card that is not roomy: to fit there into 99
+KiB of shared memory, not tuned."""
+
+
+def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> int:
+    """C: 32 for narrow heads, on four warps.
+
+    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. In float32, whose factors of
+    three products take registers twice, so do chunks of 64 of heads of 64 channels: a thread of most kernels kept 1,000
+    to 3,000 bytes elsewhere.
+    """
+    is_narrow = min(key_width, value_width & -value_width) < NARROW
+    return 32 if is_narrow or (dtype == torch.float32 and key_width <= 64) else 64
+
+
+def values_of_walk(channels: int, narrowest: int, num_values: int, device: torch.device) -> int:
+    """Return the value channels of a walk's block: `channels`, halved while that leaves no more walks than
+    multiprocessors, as of few heads walks are long and most multiprocessors would have none.
+
+    Args:
+        num_values: value channels of all sequences and heads.
+    """
+    while channels > narrowest and 2 * num_values // channels <= num_multiprocessors(device):
+        channels //= 2
+    return channels
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """One call's inputs, contiguous, and what follows from their shapes.
+
+    Args:
+        num_heads: of the values.
+        num_key_heads: of query and key; each is shared by as many of the values'.
+        parallel: all chunks at once around a scan, instead of one program a head that walks its chunks; None for the
+            rule in `choose_parallel`.
+    """
+
+    mixed: Tensor
+    log_decay: Tensor
+    beta: Tensor
+    num_heads: int
+    num_key_heads: int
+    key_width: int
+    unit_length: bool
+    parallel: bool | None = None
+
+    @property
+    def length(self) -> int:
+        return self.mixed.shape[1]
+
+    @property
+    def sequences(self) -> int:
+        """Independent ones: of every head."""
+        return self.mixed.shape[0] * self.num_heads
+
+    @property
+    def value_width(self) -> int:
+        return (self.mixed.shape[2] - 2 * self.num_key_heads * self.key_width) // self.num_heads
+
+    @property
+    def scale(self) -> float:
+        """Factor on queries."""
+        return self.key_width**-0.5
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Constants of the kernels that read query, key or value where they lie."""
+        return {"num_heads": self.num_heads, "GROUPS": self.num_key_heads}
+
+    @property
+    def chunk(self) -> int:
+        """Positions of a chunk."""
+        return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.length // self.chunk)
+
+    @property
+    def all_chunks(self) -> int:
+        """Number of chunks of all sequences together."""
+        return self.sequences * self.num_chunks
+
+    @property
+    def values(self) -> int:
+        """The most value channels of a block, a power of 2 that divides them."""
+        return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
+
+    def launch_of(self, kernel: str) -> dict[str, int]:
+        """Return the entry of a kernel for these inputs."""
+        launch = LAUNCH[kernel]
+        is_float32 = self.mixed.dtype == torch.float32
+        if kernel == "gradient":
+            keys_of_four_warps = 32 if is_float32 else 64
+        else:
+            keys_of_four_warps = 64 if is_float32 and self.chunk < 64 else WIDE
+        if self.key_width > WIDE:
+            launch = launch | WIDE_LAUNCH.get(kernel, {})
+            if kernel == "gradient" and self.value_width > 256:
+                # A shorter loop runs out of registers with it and is slower: docs/kernels.md has the times.
+                launch = launch | {"num_stages": 3}
+        elif self.key_width > keys_of_four_warps:
+            # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
+            launch = launch | {"num_warps": 8}
+        if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
+            launch = launch | CRAMPED_LAUNCH.get(kernel, {})
+        if "VALUES" not in launch:
+            return launch
+        channels = min(launch["VALUES"], self.values)
+        if kernel.startswith("walk") and self.can_walk_narrow:
+            channels = values_of_walk(channels, NARROWEST, self.sequences * self.value_width, self.mixed.device)
+        return launch | {"VALUES": channels}
+
+    @property
+    def can_walk_narrow(self) -> bool:
+        """Heads and lengths of which narrower walks have been timed."""
+        is_timed = self.mixed.itemsize == 2 and self.chunk == 64 and self.key_width <= WIDE
+        return is_timed and self.num_chunks >= MANY_CHUNKS
+
+    def num_blocks(self, kernel: str) -> int:
+        """Blocks of value channels."""
+        return self.value_width // self.launch_of(kernel)["VALUES"]
+
+    def empty(self, *shape: int) -> Tensor:
+        """Return an empty tensor of every chunk, in the dtype of the inputs."""
+        return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
+
+    def options(self, kernel: str, **more: Any) -> dict[str, Any]:
+        """Return a kernel's constants."""
+        precision = product_precision(self.mixed.dtype)
+        options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
+        return options | more | self.launch_of(kernel)
+
+    def goes_parallel(self) -> bool:
+        return choose_parallel(self) if self.parallel is None else self.parallel
+
+
+def choose_parallel(rule: DeltaRule) -> bool:
+    """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, of
+    MANY_CHUNKS each; of heads that walk in narrow blocks, whose walks take about as long however many there are, fewer
+    heads of all sequences than a fifth of the multiprocessors (see `NARROWEST`)."""
+    idle_from = num_multiprocessors(rule.mixed.device)
+    if rule.can_walk_narrow:
+        few = 5 * rule.sequences < idle_from
+    else:
+        few = rule.sequences * rule.num_blocks("walk_forward") < idle_from
+    return few and rule.num_chunks >= MANY_CHUNKS

@@ -1,0 +1,166 @@
+"""One chunk of the gated delta rule and of its gradient, as the kernels beside this file put them together.
+
+A chunk has C positions. c_i is the sum of its log decays up to position i, g_i = exp(c_i), G_ij = exp(c_i - c_j) for
+j <= i and 0 elsewhere; S (K, V) is the state before the chunk. Rows of Q (scaled), K and V are positions.
+
+    L = K K^T o G below the diagonal,  R = L (I + b L)^-1       `resolvent`: what earlier positions do to later ones
+    F = (I - R b) (V - g K S)                                   correction of what the state and they would answer
+    Y = g Q S + (Q K^T o G) b F                                 what the positions read
+    S' = g_C S + (g_C / g K)^T b F                              the state after the chunk
+
+(I - R b) is the inverse of (I + L b), and its transpose's counterpart (I - b R)^T takes gradients back: with E the
+gradient of b F, that of V - g K S is b H for H = (I - b R)^T E, and that of b is the row sum of F o H, in which neither
+divides by a b that may be zero.
+
+No exponent is above zero: log decays are not positive, and what lies above the diagonal is masked before exp.
+Positions beyond the sequence's end have zeros throughout (log decay and beta too), which changes nothing.
+
+Queries and keys are multiplied as they are in memory. What makes Q and K of them is a factor a row, and so is g; these
+factors scale what is smaller, rows or columns of a product.
+"""
+
+# A decorated function is not seen to return.
+# pyright: reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+
+from attnbench.ops.common.triton.products import product
+
+LENGTHS = ("length",)
+"""Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
+product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
+
+
+@triton.jit
+def rows_of(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Addresses of WIDTH columns of a chunk's rows in a matrix with a row of STRIDE for every position of all
+    sequences, and which of them exist."""
+    row = sequence.to(tl.int64) * length + start
+    return matrix(pointer, row, STRIDE, 0, C, WIDTH), (start + tl.arange(0, C) < length)[:, None]
+
+
+@triton.jit
+def load_rows(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Zeros for positions from `length` on."""
+    address, valid = rows_of(pointer, sequence, start, length, STRIDE, C, WIDTH)
+    return tl.load(address, mask=valid, other=0.0)
+
+
+@triton.jit
+def store_rows(values, pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
+    """The counterpart of `load_rows`."""
+    address, valid = rows_of(pointer, sequence, start, length, STRIDE, C, WIDTH)
+    tl.store(address, values.to(pointer.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def matrix(pointer, row, WIDTH: tl.constexpr, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on.
+
+    All is counted from the row, also where a loop goes from row to row: offsets that stay the same would be kept in
+    registers, of which there are too few.
+    """
+    return pointer + ((row + tl.arange(0, ROWS))[:, None] * WIDTH + (column + tl.arange(0, COLUMNS))[None, :])
+
+
+@triton.jit
+def row_factors(rows, scale, UNIT: tl.constexpr):
+    """`scale`, divided by the length of each row if UNIT."""
+    wide = rows.to(tl.float32)
+    return scale * tl.rsqrt(tl.sum(wide * wide, 1) + 1e-6) if UNIT else tl.sum(wide * 0.0, 1) + scale
+
+
+@triton.jit
+def scaled_rows_gradient(gradient, rows, factor, inner, scale, UNIT: tl.constexpr):
+    """The gradient in rows of which `row_factors` gave `factor`. `gradient` is that of the scaled rows, times `factor`;
+    `inner` is the sum of it without that times the scaled rows."""
+    if UNIT:
+        gradient -= rows.to(tl.float32) * (factor * factor * inner / (scale * scale))[:, None]
+    return gradient
+
+
+@triton.jit
+def pair_decay(cumulative, C: tl.constexpr):
+    """G."""
+    rows = tl.arange(0, C)
+    not_later = rows[:, None] >= rows[None, :]
+    return tl.exp(tl.where(not_later, cumulative[:, None] - cumulative[None, :], float("-inf")))
+
+
+@triton.jit
+def below_diagonal(values, C: tl.constexpr):
+    rows = tl.arange(0, C)
+    return tl.where(rows[:, None] > rows[None, :], values, 0.0)
+
+
+@triton.jit
+def on_diagonal(values, SIZE: tl.constexpr):
+    """Zeros beside the diagonal."""
+    rows = tl.arange(0, SIZE)
+    return tl.where(rows[:, None] == rows[None, :], values, 0.0)
+
+
+@triton.jit
+def diagonal(values, SIZE: tl.constexpr):
+    """The diagonal alone."""
+    return tl.sum(on_diagonal(values, SIZE), 1)
+
+
+@triton.jit
+def level_below(lower, apart, size: tl.constexpr):
+    """Part of `lower` that is outside the diagonal blocks of `size`, a power of 2, and inside those twice as large.
+
+    `apart` is row index xor column index.
+    """
+    return tl.where((apart >= size) & (apart < 2 * size), lower, 0.0)
+
+
+@triton.jit
+def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
+    """R in float32, of L strictly below the diagonal; C is 32 or 64.
+
+    R of the diagonal blocks of a size gives that of blocks twice as large: with N what of L lies below the ones inside
+    the others, R + (I - R b) N (I - b R). Powers of the whole matrix, the shorter way, grow beyond all digits where
+    neighbouring keys are alike. Blocks of up to 16 are products of their own, which the small matrix instructions do
+    without leaving the registers.
+    """
+    blocks: tl.constexpr = C // 16
+    index = tl.arange(0, blocks)
+    own = index[:, None, None, None] == index[None, None, :, None]
+    block_lower = tl.sum(tl.where(own, tl.reshape(lower, (blocks, 16, blocks, 16)), 0.0), 2)
+    block_beta = tl.reshape(beta, (blocks, 1, 16))
+    inside = tl.arange(0, 16)
+    apart = (inside[:, None] ^ inside[None, :])[None]
+    result = level_below(block_lower, apart, 1)
+    for level in tl.static_range(1, 4):
+        left = level_below(block_lower, apart, 1 << level)
+        left -= product(result * block_beta, left, PRECISION)
+        result += left - product(left * block_beta, result, PRECISION)
+    result = tl.reshape(tl.where(own, result[:, :, None, :], 0.0), (C, C))
+    rows = tl.arange(0, C)
+    for level in tl.static_range(4, 6 if C == 64 else 5):
+        left = level_below(lower, rows[:, None] ^ rows[None, :], 1 << level)
+        left -= product(result * beta[None, :], left, PRECISION)
+        result += left - product(left * beta[None, :], result, PRECISION)
+    return result
+
+
+@triton.jit
+def correction_gradient(between, beta, change_gradient, PRECISION: tl.constexpr):
+    """H, in float32; `between` is R and `change_gradient` E."""
+    scaled = (change_gradient * beta[:, None]).to(between.dtype)
+    return change_gradient - product(tl.trans(between), scaled, PRECISION)
+
+
+@triton.jit
+def log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total):
+    """c_i enters as exp(c_i) wherever position i reads (its query, and its key in L) and as exp(-c_i) where it is read
+    (its key in L and in Q K^T), so its gradient is the difference of the row sums of the two, and each log decay is in
+    the c_i of all positions from its own on; what leaves for S' decays by all that come after.
+
+    What a position reads of itself would be in both sums and is in neither, and what leaves is summed from where it
+    starts: a head that forgets fast has little else, and the rounding of these would be what is left. `of_total` is
+    what the decay of S itself gives each."""
+    inside = tl.cumsum(query_inner + 2 * reading_inner - key_inner, 0, reverse=True)
+    return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

@@ -1,0 +1,1 @@
+"""Memories that decay by a number for every key channel."""

@@ -1,0 +1,336 @@
+"""Delta rule, or plain sum, with a decay of its own for every key channel: definition, chunked form, kernels, choice.
+
+    S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t
+
+Nothing is erased (e = 0), or what the key itself points to (e = k, r = b * k), or e and r are free. The state is
+S (B, H, K, V). The query comes scaled.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.device import require_triton
+from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.common.scan import affine_scan, chunks_of
+from attnbench.ops.delta.delta_rule import KEY_WIDTHS
+from attnbench.settings.errors import UserError
+
+AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, otherwise torch"
+
+
+class DiagonalInputs(NamedTuple):
+    """Inputs of T positions. With neither `erase_strength` nor `erase` nothing is erased."""
+
+    query_BTHK: Tensor
+    key_BTHK: Tensor
+    value_BTHV: Tensor
+    log_decay_BTHK: Tensor
+    """log a, at most 0; in the state's dtype, float32 at least."""
+    erase_strength: Tensor | None = None
+    """b, of e = k and r = b * k: (B, T, H, K), or (B, T, H, 1) for one number a head."""
+    write_strength: Tensor | None = None
+    """w, of u = w * v: (B, T, H, V) or (B, T, H, 1); None for 1."""
+    erase_BTHK: Tensor | None = None
+    """e, where it is free; with it stands `read_BTHK`, and no `erase_strength`."""
+    read_BTHK: Tensor | None = None
+    """r, which meets the state after it has decayed."""
+
+    def in_recurrence(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return q, k, u, log a, r and e; r is None where nothing is erased, e where it is k."""
+        query, key, value, log_decay, erase_strength, write_strength, erase, read = self
+        if write_strength is not None:
+            value = (write_strength * value).to(value.dtype)
+        if erase_strength is not None:
+            read = (erase_strength * key).to(key.dtype)
+        return query, key, value, log_decay, read, erase
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> "DiagonalInputs":
+        """Apply a function to every tensor."""
+        return DiagonalInputs(*(None if x is None else function(x) for x in self))  # pyright: ignore[reportArgumentType]
+
+
+def recurrent_diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+
+    Returns y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    query, key, value, log_decay, read, erase = inputs.each(lambda x: x.to(memory_BHKV.dtype)).in_recurrence()
+    decay, mixed = log_decay.exp(), []
+    for t in range(query.shape[1]):
+        memory_BHKV = decay[:, t, :, :, None] * memory_BHKV
+        added_BHV = value[:, t]
+        if read is not None:
+            read_BHV = (read[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
+            if erase is None:
+                added_BHV = added_BHV - read_BHV
+            else:
+                memory_BHKV = memory_BHKV - erase[:, t, :, :, None] @ read_BHV[:, :, None, :]
+        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ added_BHV[:, :, None, :]
+        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
+    return torch.stack(mixed, dim=1).to(inputs.value_BTHV.dtype), memory_BHKV
+
+
+def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: str) -> tuple[Tensor, Tensor | None]:
+    """Compute y and the last memory with backend `torch`, by the definition for a single position, `triton` or `fla`.
+
+    The last memory may be None, where there was none or the one given has become it.
+    """
+    if backend == "fla":
+        return _by_fla(inputs, memory_BHKV)
+    if backend == "triton":
+        return _by_kernels(inputs, memory_BHKV)
+    if memory_BHKV is not None and inputs.query_BTHK.shape[1] == 1:
+        return recurrent_diagonal_decay(inputs, memory_BHKV)
+    return chunked_diagonal_decay(inputs, memory_BHKV, chunk_size(inputs.query_BTHK.device.type))
+
+
+def _by_kernels(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, which erase what the key points to."""
+    strength, beta_BTH = inputs.erase_strength, None
+    if strength is not None and strength is inputs.write_strength and strength.shape[-1] == 1:
+        # One number a head is read by the kernels themselves.
+        beta_BTH = strength.squeeze(-1)
+        inputs = inputs._replace(erase_strength=None, write_strength=None)
+    query, key, value, log_decay, read, erase = inputs.in_recurrence()
+    if memory_BHKV is not None and query.shape[1] == 1:
+        from attnbench.ops.diagonal.triton.diagonal_step import diagonal_decay_step
+
+        tensors = (query, key, value, log_decay, read, beta_BTH, erase)
+        alone = (None if x is None else x.squeeze(1) for x in tensors)
+        return diagonal_decay_step(*alone, memory_BHKV)[:, None], None
+    from attnbench.ops.diagonal.triton import diagonal_op as kernel
+
+    if erase is not None:
+        query, key, value, log_decay, read = _in_two(query, key, value, log_decay, read, erase)
+    mixed, last_memory = kernel.diagonal_decay(
+        query, key, value, log_decay, read, beta_BTH, memory_BHKV, keep_memory=memory_BHKV is not None
+    )
+    return mixed if erase is None else mixed[:, 1::2], last_memory
+
+
+def _in_two(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, read: Tensor | None, erase: Tensor
+) -> tuple[Tensor, ...]:
+    """Lay out 2 T positions, of each two the first decays and erases, and the second writes and is read."""
+    assert read is not None
+    none_BTHK, none_BTHV = torch.zeros_like(query), torch.zeros_like(value)
+    pairs = (
+        (none_BTHK, query),
+        (erase, key),
+        (none_BTHV, value),
+        (log_decay, torch.zeros_like(log_decay)),
+        (read, none_BTHK),
+    )
+    return tuple(torch.stack(pair, dim=2).flatten(1, 2) for pair in pairs)
+
+
+def _by_fla(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by the library's kernel that erases no more than is asked for."""
+    query, key, value, log_decay, erase_strength, write_strength, erase, read = inputs
+    options = {"scale": 1.0, "initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
+    if erase is not None and read is not None:
+        from fla.ops.generalized_delta_rule import chunk_dplr_delta_rule  # pyright: ignore[reportMissingImports]
+
+        # Its r meets the state before it has decayed.
+        early_read = (-read * log_decay.exp()).to(read.dtype)
+        return chunk_dplr_delta_rule(query, key, value, early_read, erase, gk=log_decay, **options)
+    if erase_strength is None:
+        from fla.ops.gla import chunk_gla  # pyright: ignore[reportMissingImports]
+
+        return chunk_gla(query, key, inputs.in_recurrence()[2], g=log_decay, **options)
+    if erase_strength is write_strength and erase_strength.shape[-1] == 1:
+        from fla.ops.kda import chunk_kda  # pyright: ignore[reportMissingImports]
+
+        return chunk_kda(query, key, value, g=log_decay, beta=erase_strength.squeeze(-1), **options)
+    from fla.ops.gdn2 import chunk_gdn2  # pyright: ignore[reportMissingImports]
+
+    written = torch.ones_like(value) if write_strength is None else write_strength.to(value.dtype).expand_as(value)
+    return chunk_gdn2(
+        query, key, value, g=log_decay, b=erase_strength.to(key.dtype).expand_as(key), w=written, **options
+    )
+
+
+def chunk_size(device_type: str) -> int:
+    """Return the positions a chunk of the torch form: where it was fastest. Changes the speed, not the result."""
+    return 32 if device_type == "cpu" else 64
+
+
+def chunked_diagonal_decay(
+    inputs: DiagonalInputs, memory_BHKV: Tensor | None, num_positions: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the same by chunks: products and one triangular solve for all chunks, and a scan over their states.
+
+    Within a chunk that begins with S, with g_ij the sum of log a behind position j up to and including position i, all
+    by channel, and p_i = r_i^T Diag(a_i) S_{i-1} what position i erases:
+
+        (I + L) p = A u + r exp(g_i0) S,     L_ij = r_i . (exp(g_ij) e_j),  A_ij = r_i . (exp(g_ij) k_j)  for j < i
+        y_i = (q_i exp(g_i0))^T S + sum_{j<=i} q_i . (exp(g_ij) (k_j u_j^T - e_j p_j^T))
+        S' = Diag(exp(g_C0)) S + sum_j (exp(g_Cj) k_j) u_j^T - (exp(g_Cj) e_j) p_j^T
+
+    Where e = k these are in d = u - p alone, as the gated delta rule's: (I + L) d = u - r exp(g_i0) S. The products run
+    in the dtype of query, key and value; decays, the solve and the states in that of the log decay.
+
+    Args:
+        memory_BHKV: the state before the first position; None for zeros.
+        num_positions: of a chunk, a power of 2; see `chunk_size`.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    batch, length, heads, key_width = inputs.query_BTHK.shape
+    device_type = inputs.query_BTHK.device.type
+    # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
+    is_autocast = torch.is_autocast_enabled(device_type)
+    with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
+        # A power of 2, as a chunk is halved again and again.
+        size = min(num_positions, 1 << (length - 1).bit_length())
+        query, key, value, log_decay, read, erase = inputs.in_recurrence()
+        if memory_BHKV is None:
+            memory_BHKV = log_decay.new_zeros(batch, heads, key_width, value.shape[-1])
+        query, key, value, log_decay = (chunks_of(x, size) for x in (query, key, value, log_decay))
+        read, erase = (None if x is None else chunks_of(x, size) for x in (read, erase))
+        mixed, last = _mix_chunks(query, key, value, log_decay, read, erase, memory_BHKV.flatten(0, 1))
+    mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+    return mixed[:, :length], last.unflatten(0, (batch, heads))
+
+
+def _mix_chunks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    erase: Tensor | None,
+    initial_XKV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return y of every chunk and the last state, from q, k, u, log a, r and e as (N × X, positions, ...)."""
+    rows = [query] if read is None else [query, read]
+    columns = [key] if erase is None else [key, erase]
+    products, since, until = _decayed_products(torch.stack(rows, 2), torch.stack(columns, 2), log_decay)
+    early, late = (sums.exp().to(query.dtype) for sums in (since, until))
+    # Columns carry u alone, or d alone, or u and -p.
+    contents = [value] if read is None or erase is not None else []
+    addition = (key * late).mT @ value if contents else None
+    if read is None:
+        # A scan over chunks of no positions only decays and adds.
+        reading, erased, write = key[:, :0], key[:, :0], value[:, :0]
+    else:
+        write = value if erase is None else -products[:, :, 1, :, 0] @ value
+        reading, write = _solved(products[:, :, 1, :, -1], read * early, write, log_decay.dtype)
+        erased = columns[-1] * late
+    state, change, last = _across_chunks(since[:, -1].exp(), reading, erased, write, addition, initial_XKV)
+    if read is not None:
+        contents.append(change)
+    mixed = (query * early) @ state
+    mixed = torch.baddbmm(mixed, products[:, :, 0].flatten(2), torch.stack(contents, 2).flatten(1, 2))
+    for column, content in zip(columns, contents, strict=True):
+        # At a first position and where all is forgotten it is the whole of y, and a norm may follow: wide, as products
+        # of matrices sum too.
+        product = (query.to(log_decay.dtype) * column).sum(-1, keepdim=True)
+        mixed = mixed + product.to(content.dtype) * content
+    return mixed, last
+
+
+def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the products of every row with the columns before it, decayed in between, and two sums of log decays.
+
+    A chunk is put together from its halves, these from theirs, down to single positions. A row of the later half meets
+    a column of the earlier one at the border between them. The log decays of either up to there sum to no more than 0:
+    no exponential can overflow, no pair is computed and then masked, whose gradient would be no number, and no digits
+    are lost as where one large sum is subtracted from another.
+
+    Args:
+        rows: (X, C, R, K), R rows a position.
+        columns: (X, C, M, K).
+        log_decay: g, (X, C, K).
+
+    Returns:
+        sum_c rows_ic exp(g_ic + ... + g_{j+1}c) columns_jc for j < i, 0 elsewhere, as (X, C, R, C, M), in the rows'
+        dtype; and the sums of g from the first position to each and from behind each to the last, (X, C, K) both.
+    """
+    dtype, size, half = rows.dtype, log_decay.shape[1], 1
+    # Of each block of so many positions, (X, blocks, positions, ...).
+    since, until = log_decay[:, :, None], torch.zeros_like(log_decay)[:, :, None]
+    products = rows.new_zeros(*rows.shape[:2], 1, rows.shape[2], 1, columns.shape[2])
+    while half < size:
+        # Unbound, not sliced: gradients of slices are laid into zeros, one after the other.
+        (earlier, later), (since, since_later), (until, until_later) = (
+            x.unflatten(1, (-1, 2)).unbind(2) for x in (products, since, until)
+        )
+        late_rows = rows.unflatten(1, (-1, 2, half))[:, :, 1] * since_later[:, :, :, None].exp().to(dtype)
+        early_columns = columns.unflatten(1, (-1, 2, half))[:, :, 0] * until[:, :, :, None].exp().to(dtype)
+        across = late_rows.flatten(2, 3) @ early_columns.flatten(2, 3).mT
+        across = across.unflatten(3, (half, -1)).unflatten(2, (half, -1))
+        products = torch.cat([F.pad(earlier, (0, 0, 0, half)), torch.cat([across, later], dim=4)], dim=2)
+        until = torch.cat([until + since_later[:, :, -1:], until_later], dim=2)
+        since = torch.cat([since, since_later + since[:, :, -1:]], dim=2)
+        half *= 2
+    return products[:, 0], since[:, 0], until[:, 0]
+
+
+def _solved(lower: Tensor, read: Tensor, write: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return -(I + lower)^-1 read and (I + lower)^-1 write; the solve in `dtype`, the products in that of the inputs.
+
+    Args:
+        lower: (X, C, C), of which only what is below the diagonal is read.
+    """
+    identity = torch.eye(lower.shape[-1], dtype=dtype, device=lower.device).expand_as(lower)
+    inverse = torch.linalg.solve_triangular(lower.to(dtype), identity, upper=False, unitriangular=True).to(read.dtype)
+    return -inverse @ read, inverse @ write
+
+
+def _across_chunks(
+    decay: Tensor, read: Tensor, erased: Tensor, write: Tensor, addition: Tensor | None, initial_XKV: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the state before every chunk, what its positions change, and the last state, from (N × X, ...)."""
+    dtype = erased.dtype
+    inputs = (
+        None if x is None else x.to(decay.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
+        for x in (decay, read, erased, write, addition)
+    )
+    states, change = affine_scan(*inputs, initial_XKV)
+    return states[:-1].flatten(0, 1).to(dtype), change.flatten(0, 1).to(dtype), states[-1]
+
+
+def diagonal_decay_flops(length: int, num_heads: int, key_width: int, value_width: int, num_products: int) -> int:
+    """Count, a position and head, 2KV for each product with a key: decays count nothing.
+
+    Args:
+        num_products: 2 where nothing is erased: k u^T, added to S, and S^T q. 3 with r^T S where e = k. 4 with e p^T.
+    """
+    return length * num_heads * 2 * num_products * key_width * value_width
+
+
+def has_kernels(key_width: int, value_width: float) -> bool:
+    """Return whether our Triton kernels take so many channels a head."""
+    return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
+
+
+def choose_diagonal_decay(backend: str, *, widths: tuple[int, float] | None, device_type: str) -> str:
+    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+
+    Args:
+        widths: key and value channels a head; None where the model, which gives them, is not known yet.
+
+    Raises:
+        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
+            Triton that compiles its gated kernels correctly.
+    """
+    if backend == "auto":
+        possible = device_type == "cuda" and (widths is None or has_kernels(*widths))
+        return "triton" if possible else "torch"
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if widths is not None and not has_kernels(*widths):
+            raise UserError(
+                f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels and a "
+                f"multiple of 16 value channels, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
+            )
+    if backend == "fla":
+        require_gated_fla("attn.backend=fla", device_type)
+    return backend

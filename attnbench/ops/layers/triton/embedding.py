@@ -1,0 +1,162 @@
+"""Rows of an embedding, with a gradient that is summed in one order, so that two trainings are alike to the bit.
+
+Torch's compiler adds every position's gradient to its symbol's row by atomics, in the order in which they happen to
+arrive. Here the sum is a product with a matrix that has a one where position n holds symbol v, made in registers: exact
+products, and a sum whose order shape and tokens decide. Positions of which none holds one of a program's symbols are
+passed over: most of them, as symbols are in the order of code points and texts mostly written in the first hundred.
+With more than MAX_SYMBOLS symbols the positions are sorted by symbol first, as torch does uncompiled, an order as
+fixed; docs/kernels.md has the times of both.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.ops.common.triton.batching import join_the_batch
+from attnbench.ops.common.triton.blocks import BLOCK, block_in_rows
+from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.products import product
+
+MAX_SYMBOLS = 2048
+
+MIN_ROWS = 1024
+"""Positions that a program sums at least."""
+
+MAX_PART_NUMBERS = 1 << 24
+"""Numbers in all parts of the sum together. Not the device's size decides how many parts there are, which would let two
+devices add in different orders."""
+
+SYMBOLS, COLUMNS = 128, 64
+"""The block that a program sums."""
+
+ROW_BYTES = 256
+"""It takes at a time as many positions as numbers fit into so many bytes: 128 in bfloat16, 64 in float32."""
+
+
+def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Row `tokens_N` of the weight for every position, (N, D), in `dtype`; of a token that has none, not a number."""
+    return _of_models(tokens_N[None], weight_VD[None], dtype)[0]
+
+
+@torch.library.custom_op("attnbench::embed", mutates_args=())
+def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
+    """`embed` of M models, each with its own positions and weight: (M, N, D)."""
+    num_models, num_symbols, width = weight_MVD.shape
+    rows_MND = weight_MVD.new_empty(*tokens_MN.shape, width, dtype=dtype)
+    inputs = weight_MVD.to(dtype).contiguous(), _as_one(tokens_MN, num_symbols).contiguous()
+    grid, sizes = (-(-rows_MND.numel() // BLOCK),), (num_models * num_symbols, tokens_MN.numel(), width)
+    launch(_take_rows, grid, *inputs, rows_MND, *sizes, BLOCK=BLOCK)
+    return rows_MND
+
+
+@torch.library.custom_op("attnbench::embedding_gradient", mutates_args=())
+def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
+    """The sum of the rows of each symbol's positions, model by model, (M, V, D) in float32.
+
+    Args:
+        gradient_MND: of a float dtype. One that is not finite makes more of its column so than it is added to, in its
+            own model alone.
+    """
+    num_models, num_rows, width = gradient_MND.shape
+    if num_symbols > MAX_SYMBOLS:
+        rows, tokens = gradient_MND.flatten(0, 1).float(), _as_one(tokens_MN, num_symbols).flatten()
+        all_symbols = num_models * num_symbols
+        sums = torch.ops.aten.embedding_dense_backward(rows, tokens, all_symbols, -1, False)
+        return sums.unflatten(0, (num_models, num_symbols))
+    blocks = (-(-num_symbols // SYMBOLS), -(-width // COLUMNS))
+    most_parts = MAX_PART_NUMBERS // (num_models * num_symbols * width)
+    num_parts = max(1, min(most_parts, num_rows // MIN_ROWS))
+    parts = gradient_MND.new_empty(num_models, num_parts, num_symbols, width, dtype=torch.float32)
+    launch(
+        _sum_rows,
+        (*blocks, num_models * num_parts),
+        gradient_MND.contiguous(),
+        tokens_MN.contiguous(),
+        parts,
+        num_rows,
+        num_symbols,
+        width,
+        -(-num_rows // num_parts),
+        num_parts,
+        PRECISION="tf32x3" if gradient_MND.dtype == torch.float32 else "tf32",
+        SYMBOLS=SYMBOLS,
+        ROWS=ROW_BYTES // gradient_MND.element_size(),
+        COLUMNS=COLUMNS,
+    )
+    return parts[:, 0] if num_parts == 1 else parts.sum(1)
+
+
+def _as_one(tokens_MN: Tensor, num_symbols: int) -> Tensor:
+    """Number the symbols of all models one after the other."""
+    if len(tokens_MN) == 1:
+        return tokens_MN
+    return tokens_MN + num_symbols * torch.arange(len(tokens_MN), device=tokens_MN.device)[:, None]
+
+
+@register_fake(_of_models)
+def _(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight_MVD.new_empty(*tokens_MN.shape, weight_MVD.shape[2], dtype=dtype)
+
+
+@register_fake(embedding_gradient)
+def _(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
+    num_models, _, width = gradient_MND.shape
+    return gradient_MND.new_empty(num_models, num_symbols, width, dtype=torch.float32)
+
+
+def _save_for_gradient(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+    tokens_MN, weight_MVD, _ = inputs
+    ctx.save_for_backward(tokens_MN)
+    ctx.num_symbols, ctx.weight_dtype = weight_MVD.shape[1], weight_MVD.dtype
+
+
+def _gradient(ctx: Any, gradient_MND: Tensor) -> tuple[None, Tensor, None]:
+    (tokens_MN,) = ctx.saved_tensors
+    return None, embedding_gradient(gradient_MND, tokens_MN, ctx.num_symbols).to(ctx.weight_dtype), None
+
+
+_of_models.register_autograd(_gradient, setup_context=_save_for_gradient)
+join_the_batch(_of_models)
+join_the_batch(embedding_gradient)
+
+
+@triton.jit
+def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.constexpr):
+    """Not a number where a token has no row, rather than what lies beyond the weight."""
+    row, index, rows_on = block_in_rows(width, BLOCK)
+    there = row + rows_on < num_rows
+    token = tl.load(tokens + row + rows_on, mask=there, other=0)
+    is_symbol = (token >= 0) & (token < num_symbols)
+    taken = tl.load(weight + token * width + index % width, mask=there & is_symbol, other=float("nan"))
+    tl.store(rows + row * width + index, taken, mask=there)
+
+
+@triton.jit
+def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part, num_parts,
+              PRECISION: tl.constexpr, SYMBOLS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Compute, of one part of a model's rows, the sums for some symbols and columns.
+
+    Grid: symbols, columns, parts of all models.
+    """
+    first = tl.program_id(0) * SYMBOLS
+    symbol, column = first + tl.arange(0, SYMBOLS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part, model = tl.program_id(2) % num_parts, (tl.program_id(2) // num_parts).to(tl.int64)
+    gradient, tokens = gradient + model * num_rows * width, tokens + model * num_rows
+    end = tl.minimum((part + 1) * rows_a_part, num_rows)
+    total = tl.zeros((SYMBOLS, COLUMNS), tl.float32)
+    for start in range(part * rows_a_part, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        offset = tl.load(tokens + row, mask=row < end, other=-1) - first
+        if tl.max(((offset >= 0) & (offset < SYMBOLS)).to(tl.int32), 0) > 0:
+            there = (row < end)[:, None] & (column < width)[None, :]
+            given = tl.load(gradient + row.to(tl.int64)[:, None] * width + column[None, :], mask=there, other=0.0)
+            is_same = tl.where(tl.arange(0, SYMBOLS)[:, None] == offset[None, :], 1.0, 0.0).to(given.dtype)
+            total = product(is_same, given, PRECISION, total)
+    address = (tl.program_id(2).to(tl.int64) * num_symbols + symbol)[:, None] * width + column[None, :]
+    tl.store(parts + address, total, mask=(symbol < num_symbols)[:, None] & (column < width)[None, :])

@@ -1,0 +1,180 @@
+"""The projection to logits and the cross-entropy over them as one operator, in which no batch of logits ever stands.
+
+A part of the rows at a time: its logits, in the compute dtype, stay in the cache while one kernel takes the loss from
+them in float32 and writes the gradient in their place, from which two products give the gradients of both factors.
+The backward pass only scales those. (Computing the gradient with the loss: as in Liger Kernel, Hsu et al., 2024.)
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false
+
+import itertools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.ops.common.triton.batching import join_the_batch
+from attnbench.ops.common.triton.launching import launch, register_fake
+
+PART_BYTES = 2**25
+"""Number of logits at once: they fit into the cache of a large GPU, and their products still fill it."""
+
+MAX_BLOCK = 4096
+"""Logits of a row that a program holds at once."""
+
+
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum over rows n of label_weight_n × -log softmax(weight x_n)[target_n], in nats.
+
+    Args:
+        x_ND: in the compute dtype, to which the weight is rounded.
+        label_weight_N: float32; None: 1 for every row.
+        with_gradient: compute the gradients too.
+
+    Returns:
+        the sum, a float32 scalar, and what to scale by its gradient: (N, D) in x's dtype and (V, D) float32; both
+        empty unless they were asked for.
+    """
+    label_weight = label_weight_N[None] if label_weight_N is not None else None
+    results = _of_models(x_ND[None], weight_VD[None], targets_N[None], label_weight, with_gradient)
+    total, of_x, of_weight = results
+    return total[0], of_x[0], of_weight[0]
+
+
+@torch.library.custom_op("attnbench::linear_cross_entropy", mutates_args=())
+def _of_models(
+    x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`linear_cross_entropy` of M models, each with its own rows and weight.
+
+    As many at once as have their logits in the cache; of a model that has more than that, a part of its rows at a time.
+    """
+    (num_models, num_rows, _), num_symbols = x_MND.shape, weight_MVD.shape[1]
+    # Rows that are no multiple of 16 bytes long keep a GPU from its fast matrix products, so zeros fill them up.
+    weight_MVD = torch.nn.functional.pad(weight_MVD.to(x_MND.dtype), (0, 0, 0, -num_symbols % 8))
+    nats_MN = torch.empty(num_models, num_rows, dtype=torch.float32, device=x_MND.device)
+    of_x, of_weight = _empty_gradients(x_MND, weight_MVD[:, :num_symbols], with_gradient)
+    at_once = PART_BYTES // (weight_MVD.shape[1] * weight_MVD.element_size())
+    models_at_once, rows_at_once = max(1, at_once // num_rows), max(1, at_once)
+    for model, row in itertools.product(range(0, num_models, models_at_once), range(0, num_rows, rows_at_once)):
+        part = slice(model, model + models_at_once), slice(row, row + rows_at_once)
+        x, weight = x_MND[part], weight_MVD[part[0]]
+        # A stack of one is a matrix: other kernels serve it.
+        x, weight = (x[0], weight[0]) if len(x) == 1 else (x, weight)
+        logits = x @ weight.mT
+        label_weight = label_weight_MN[part] if label_weight_MN is not None else None
+        nats_MN[part] = _take_loss(logits, targets_MN[part], label_weight, num_symbols, with_gradient)
+        if with_gradient:
+            torch.matmul(logits, weight, out=of_x[part].view_as(x))
+            of_part = (logits.mT @ x)[..., :num_symbols, :].to(of_weight.dtype)
+            if row == 0:
+                of_weight[part[0]] = of_part
+            else:
+                of_weight[part[0]] += of_part
+    return nats_MN.sum(1), of_x, of_weight
+
+
+def _take_loss(
+    logits: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, num_symbols: int, with_gradient: bool
+) -> Tensor:
+    """Return the nats of each row of logits (..., V), (M, N); their gradient, if asked for, takes the logits' place."""
+    rows = logits.view(-1, logits.shape[-1])
+    block = min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1]))
+    nats_MN = torch.empty(targets_MN.shape, dtype=torch.float32, device=logits.device)
+    launch(
+        _loss_and_gradient,
+        (rows.shape[0],),
+        rows,
+        targets_MN.contiguous(),
+        nats_MN if label_weight_MN is None else label_weight_MN.contiguous(),
+        nats_MN,
+        num_symbols,
+        rows.shape[1],
+        IS_WEIGHTED=label_weight_MN is not None,
+        WITH_GRADIENT=with_gradient,
+        BLOCK=block,
+        # A row that one warp holds leaves nothing to the other three.
+        num_warps=1 if block <= 32 else 4,
+    )
+    return nats_MN
+
+
+def _empty_gradients(x_MND: Tensor, weight_MVD: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    num_models = x_MND.shape[0]
+    shapes = (x_MND.shape, weight_MVD.shape) if with_gradient else ((num_models, 0), (num_models, 0))
+    return x_MND.new_empty(shapes[0]), weight_MVD.new_empty(shapes[1], dtype=torch.float32)
+
+
+@register_fake(_of_models)
+def _(
+    x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = torch.empty(x_MND.shape[0], dtype=torch.float32, device=x_MND.device)
+    return total, *_empty_gradients(x_MND, weight_MVD, with_gradient)
+
+
+def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.weight_dtype = inputs[1].dtype
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradient(ctx: Any, total_gradient_M: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    of_x, of_weight = ctx.saved_tensors
+    gradient_M11 = total_gradient_M[:, None, None]
+    return (of_x * gradient_M11).to(of_x.dtype), (of_weight * gradient_M11).to(ctx.weight_dtype), None, None, None
+
+
+_of_models.register_autograd(_gradient, setup_context=_save_for_gradient)
+join_the_batch(_of_models)
+
+
+@triton.jit
+def _loss_and_gradient(
+    logits,
+    targets,
+    label_weights,
+    nats,
+    num_symbols,
+    stride,
+    IS_WEIGHTED: tl.constexpr,
+    WITH_GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Compute, a program a row, its loss and the gradient of its logits in their place."""
+    row = tl.program_id(0).to(tl.int64)
+    row_logits = logits + row * stride
+    column = tl.arange(0, BLOCK)
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, num_symbols, BLOCK):
+        there = start + column < num_symbols
+        highest = tl.maximum(
+            highest, tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32)
+        )
+    peak = tl.max(highest, 0)
+    odds = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_symbols, BLOCK):
+        there = start + column < num_symbols
+        odds += tl.exp(tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32) - peak)
+    total = tl.sum(odds, 0)
+    target = tl.load(targets + row)
+    weight = 1.0
+    if IS_WEIGHTED:
+        weight = tl.load(label_weights + row)
+    of_target = tl.load(row_logits + target).to(tl.float32)
+    tl.store(nats + row, weight * (tl.log(total) + peak - of_target))
+    if WITH_GRADIENT:
+        # Every thread must have read the target's logit before one overwrites it.
+        tl.debug_barrier()
+        for start in range(0, stride, BLOCK):
+            index = start + column
+            there = index < num_symbols
+            odds = tl.exp(tl.load(row_logits + index, mask=there, other=float("-inf")).to(tl.float32) - peak)
+            gradient = weight * (odds / total - tl.where(index == target, 1.0, 0.0))
+            # What fills the row up has no part in the gradient.
+            tl.store(row_logits + index, tl.where(there, gradient, 0.0), mask=index < stride)

@@ -1,0 +1,226 @@
+"""Rotary positions on what one projection made, [query | key | value]: split, rotated, and put together again, or
+rotated as it stands.
+
+    channels (2i, 2i + 1) of position t, turned by the angle t × theta^(-2i/K)                   (Su et al., 2021)
+
+One pass over the memory each way. The backward pass turns the gradients back while it joins them, which torch's
+compiler, left to itself, does at a quarter of the memory's speed.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.ops.common.triton.batching import join_the_batch
+from attnbench.ops.common.triton.launching import launch, register_fake
+
+BLOCK = 32
+"""Positions of a program."""
+
+
+@triton.jit
+def load_rows(
+    pointer, row_stride, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, RAGGED: tl.constexpr
+):
+    """Rows of WIDTH channels, padded with zeros to PADDED; RAGGED: positions from num_positions on are zeros too."""
+    channel = tl.arange(0, PADDED)[None, :]
+    pointer += position.to(tl.int64)[:, None] * row_stride + channel
+    if RAGGED:
+        inside = position[:, None] < num_positions
+        if WIDTH != PADDED:
+            inside &= channel < WIDTH
+        return tl.load(pointer, mask=inside, other=0.0)
+    if WIDTH != PADDED:
+        return tl.load(pointer, mask=(position[:, None] >= 0) & (channel < WIDTH), other=0.0)
+    return tl.load(pointer)
+
+
+@triton.jit
+def store_rows(pointer, row_stride, position, num_positions, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    channel = tl.arange(0, PADDED)[None, :]
+    pointer += position.to(tl.int64)[:, None] * row_stride + channel
+    inside = (position[:, None] < num_positions) & (channel < WIDTH)
+    tl.store(pointer, x.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turn(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, INVERSE: tl.constexpr):
+    """Turn channel pairs (2i, 2i + 1) by their angles, or back; float32. `rotation` is (2, positions, WIDTH / 2)."""
+    pair = tl.arange(0, PADDED // 2)[None, :]
+    inside = (position[:, None] < num_positions) & (pair < WIDTH // 2)
+    cos = tl.load(rotation + position[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
+    sin = tl.load(rotation + (num_positions + position)[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
+    if INVERSE:
+        sin = -sin
+    first, second = tl.split(tl.reshape(x.to(tl.float32), [x.shape[0], PADDED // 2, 2]))
+    turned = tl.join(first * cos - second * sin, second * cos + first * sin)
+    return tl.reshape(turned, [x.shape[0], PADDED])
+
+
+def padded_width(width: int) -> int:
+    """The power of two, at least 16, that a head's channels are computed as."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
+    """A rotated copy, contiguous."""
+    copy_BTHK = x_BTHK.new_empty(x_BTHK.shape)
+    _copy(x_BTHK, (copy_BTHK, copy_BTHK[:, :, :0], copy_BTHK[:, :, :0]), rotation_2TK)
+    return copy_BTHK
+
+
+def _copy(
+    whole_BTHK: Tensor, parts: tuple[Tensor, Tensor, Tensor], rotation_2TK: Tensor, *, joins: bool = False
+) -> None:
+    """Fill the parts with the heads of the whole, all but the last part rotated; or, if it joins, the whole with the
+    heads of the parts, turned back. Any strides but the last."""
+    B, T, num_heads, K = whole_BTHK.shape
+    tensors: list[Any] = [argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])]
+    with torch.cuda.device_of(whole_BTHK):
+        launch(
+            _copy_kernel,
+            (B * -(-T // BLOCK) * num_heads,),
+            *tensors,
+            rotation_2TK,
+            T,
+            QUERIES=parts[0].shape[2],
+            KEYS=parts[1].shape[2],
+            HEADS=num_heads,
+            WIDTH=K,
+            PADDED=padded_width(K),
+            JOINS=joins,
+            BLOCK=BLOCK,
+        )
+
+
+@triton.jit(do_not_specialize=["length"])
+def _copy_kernel(
+    whole, whole_strides, query, query_strides, key, key_strides, value, value_strides, rotation, length,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    JOINS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of positions of one head."""
+    head, block = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
+    num_blocks = tl.cdiv(length, BLOCK)
+    position = block % num_blocks * BLOCK + tl.arange(0, BLOCK)
+    batch = (block // num_blocks).to(tl.int64)
+    whole += batch * whole_strides[0] + head * whole_strides[2]
+    if head < QUERIES:
+        part, row_stride = query + batch * query_strides[0] + head * query_strides[2], query_strides[1]
+    elif head < QUERIES + KEYS:
+        part, row_stride = key + batch * key_strides[0] + (head - QUERIES) * key_strides[2], key_strides[1]
+    else:
+        part = value + batch * value_strides[0] + (head - QUERIES - KEYS) * value_strides[2]
+        row_stride = value_strides[1]
+    if JOINS:
+        tile = load_rows(part, row_stride, position, length, WIDTH, PADDED, True)
+    else:
+        tile = load_rows(whole, whole_strides[1], position, length, WIDTH, PADDED, True)
+    if head < QUERIES + KEYS:
+        tile = turn(tile, rotation, position, length, WIDTH, PADDED, JOINS).to(tile.dtype)
+    if JOINS:
+        store_rows(whole, whole_strides[1], position, length, tile, WIDTH, PADDED)
+    else:
+        store_rows(part, row_stride, position, length, tile, WIDTH, PADDED)
+
+
+def by_heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of query, key and value, or of their gradients, by heads."""
+    by_head = packed_BTC.unflatten(2, (num_heads + 2 * num_groups, -1))
+    query, key, value = by_head.split([num_heads, num_groups, num_groups], dim=2)
+    return query, key, value
+
+
+@torch.library.custom_op("attnbench::split_rotated", mutates_args=())
+def split_rotated(
+    packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query and key, rotated, and value, each contiguous: (B, T, H, K) and twice (B, T, G, K).
+
+    Args:
+        packed_BTC: C = (H + 2 G) K.
+        rotation_2TK: cosines and sines, float32, as ops/layers/rotary.py gives them.
+    """
+    whole_BTHK = packed_BTC.contiguous().unflatten(2, (num_heads + 2 * num_groups, -1))
+    query, key, value = (x.new_empty(x.shape) for x in by_heads(packed_BTC, num_heads, num_groups))
+    _copy(whole_BTHK, (query, key, value), rotation_2TK)
+    return query, key, value
+
+
+@register_fake(split_rotated)
+def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = by_heads(packed_BTC, num_heads, num_groups)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+@torch.library.custom_op("attnbench::join_turned_back", mutates_args=())
+def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
+    """The gradient of `split_rotated`'s packed tensor, given those of its results, which may be views."""
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK))
+    (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
+    whole_BTHK = query_BTHK.new_empty(B, T, H + 2 * G, K)
+    _copy(whole_BTHK, (query, key, value), rotation_2TK, joins=True)
+    return whole_BTHK.flatten(2)
+
+
+@register_fake(join_turned_back)
+def _(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
+    (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
+    return query_BTHK.new_empty(B, T, (H + 2 * G) * K)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _gradient(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value = gradients
+    return join_turned_back(query, key, value, *ctx.saved_tensors), None, None, None
+
+
+split_rotated.register_autograd(_gradient, setup_context=_save)
+
+
+@torch.library.custom_op("attnbench::turn_packed", mutates_args=())
+def turn_packed(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
+    """A copy whose first `num_heads` heads are rotated, or turned back; the channels after them as they are.
+
+    Args:
+        rotation_2TK: cosines and sines, float32, as ops/layers/rotary.py gives them; a head has twice as many channels.
+    """
+    packed_BTC, width = packed_BTC.contiguous(), 2 * rotation_2TK.shape[2]
+    copy_BTC, channels = torch.empty_like(packed_BTC), packed_BTC.shape[2] // width * width
+    whole, copy = (x[..., :channels].unflatten(2, (-1, width)) for x in (packed_BTC, copy_BTC))
+    whole, copy = (copy, whole) if back else (whole, copy)
+    _copy(whole, (copy[:, :, :num_heads], copy[:, :, :0], copy[:, :, num_heads:]), rotation_2TK, joins=back)
+    # What is left is less than a head.
+    copy_BTC[..., channels:] = packed_BTC[..., channels:]
+    return copy_BTC
+
+
+@register_fake(turn_packed)
+def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
+    return packed_BTC.new_empty(packed_BTC.shape)
+
+
+def _save_turned(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, rotation_2TK, ctx.num_heads, ctx.back = inputs
+    ctx.save_for_backward(rotation_2TK)
+
+
+def _gradient_turned(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return turn_packed(gradient, *ctx.saved_tensors, ctx.num_heads, not ctx.back), None, None, None
+
+
+turn_packed.register_autograd(_gradient_turned, setup_context=_save_turned)
+
+
+join_the_batch(split_rotated, shared={1})
+join_the_batch(join_turned_back, shared={3})
+join_the_batch(turn_packed, shared={1})

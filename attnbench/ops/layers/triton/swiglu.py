@@ -1,0 +1,92 @@
+"""silu(gate) × up, the gate of a SwiGLU, from one tensor that holds both, and its gradient as one tensor.
+
+With both in one tensor their projections are one matrix product, forward and backward. Torch's compiler, left to
+itself, then spends a pass over the memory on putting the two gradients side by side.
+"""
+
+# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.ops.common.triton.batching import join_the_batch
+from attnbench.ops.common.triton.blocks import BLOCK, block_in_rows
+from attnbench.ops.common.triton.launching import launch, register_fake
+
+
+@torch.library.custom_op("attnbench::swiglu", mutates_args=())
+def swiglu(packed_NF: Tensor) -> Tensor:
+    """silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F), in the dtype given."""
+    num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
+    mixed_NF = packed_NF.new_empty(num_rows, width)
+    grid = (-(-mixed_NF.numel() // BLOCK),)
+    launch(_forward, grid, packed_NF.contiguous(), mixed_NF, num_rows, width, BLOCK=BLOCK)
+    return mixed_NF
+
+
+@torch.library.custom_op("attnbench::swiglu_backward", mutates_args=())
+def swiglu_backward(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
+    """The gradient of `packed_NF`, (N, 2 F)."""
+    num_rows, width = gradient_NF.shape
+    packed_gradient = torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
+    grid, inputs = (-(-gradient_NF.numel() // BLOCK),), (gradient_NF.contiguous(), packed_NF.contiguous())
+    launch(_backward, grid, *inputs, packed_gradient, num_rows, width, BLOCK=BLOCK)
+    return packed_gradient
+
+
+@register_fake(swiglu)
+def _(packed_NF: Tensor) -> Tensor:
+    return packed_NF.new_empty(packed_NF.shape[0], packed_NF.shape[1] // 2)
+
+
+@register_fake(swiglu_backward)
+def _(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
+    return torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
+
+
+def _save_for_gradient(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, gradient_NF: Tensor) -> Tensor:
+    return swiglu_backward(gradient_NF, *ctx.saved_tensors)
+
+
+swiglu.register_autograd(_gradient, setup_context=_save_for_gradient)
+
+
+join_the_batch(swiglu)
+join_the_batch(swiglu_backward)
+
+
+@triton.jit
+def _addresses(num_rows, width, BLOCK: tl.constexpr):
+    """Addresses of a program's numbers in (num_rows, width), where their gates lie in (num_rows, 2 width), and which of
+    them exist."""
+    row, index, rows_on = block_in_rows(width, BLOCK)
+    return row * width + index, row * 2 * width + (index + rows_on * width), row + rows_on < num_rows
+
+
+@triton.jit
+def _forward(packed, mixed, num_rows, width, BLOCK: tl.constexpr):
+    single, gated, there = _addresses(num_rows, width, BLOCK)
+    gate = tl.load(packed + gated, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(packed + gated + width, mask=there, other=0.0).to(tl.float32)
+    tl.store(mixed + single, gate * tl.sigmoid(gate) * up, mask=there)
+
+
+@triton.jit
+def _backward(gradient, packed, packed_gradient, num_rows, width, BLOCK: tl.constexpr):
+    single, gated, there = _addresses(num_rows, width, BLOCK)
+    given = tl.load(gradient + single, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(packed + gated, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(packed + gated + width, mask=there, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    of_gate = given * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    tl.store(packed_gradient + gated, of_gate, mask=there)
+    tl.store(packed_gradient + gated + width, given * gate * sigmoid, mask=there)

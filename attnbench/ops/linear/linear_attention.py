@@ -1,0 +1,174 @@
+"""Linear attention with a normaliser (Katharopoulos et al., 2020): definition, chunked form, kernels and their choice.
+
+    S_t = S_{t-1} + k_t v_t^T,   z_t = z_{t-1} + k_t,   y_t = S_t^T q_t / (q_t . z_t + EPS)
+
+Query and key come through a feature map that is never negative. The state is S (B, H, K, V) and z (B, H, K). With
+rotary positions S takes the key turned by its angle and is read by the turned query; z takes and meets the unturned.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.device import require_triton
+from attnbench.ops.common.cumulative_sum import cumulative_sum
+from attnbench.ops.common.fla import require_fla
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.layers.rotary import rotate_both
+from attnbench.settings.errors import UserError
+
+EPS = 1e-6
+"""Term that keeps the quotient finite where every feature of a query is 0, as relu's can be."""
+
+CHUNK_SIZE = 64
+"""Positions a chunk of the torch form. Changes the speed, not the result."""
+
+FEATURE_MAPS = ("elu", "relu", "softmax")
+
+AUTO_RULE = "triton on CUDA at head widths of 16 to 128, otherwise torch"
+
+
+def feature(x: Tensor, name: str) -> Tensor:
+    """Apply a feature map: elu (elu(x) + 1), relu, or softmax over the last axis; keeps shape and dtype."""
+    if name == "elu":
+        # Not elu(x) + 1, which below -6 is 0 in bfloat16: the normaliser makes features matter by their ratios.
+        # Back to the dtype that came, because autocast takes exp to float32.
+        return F.relu(x) + x.clamp(max=0).exp().to(x.dtype)
+    if name == "relu":
+        return F.relu(x)
+    return x.softmax(-1, dtype=accumulation_dtype(x.dtype)).to(x.dtype)
+
+
+def recurrent_linear_attention(
+    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, angles: Tensor | None = None
+) -> Tensor:
+    """Compute y by the definition at the head of this file, position by position; (B, T, H, V).
+
+    Args:
+        angles: see ops/layers/rotary.py; None for no rotary positions.
+    """
+    turned_query_BTHK, turned_key_BTHK = rotate_both(query_BTHK, key_BTHK, angles)
+    memory_BHKV, normaliser_BHK, mixed = 0, 0, []
+    for t in range(query_BTHK.shape[1]):
+        memory_BHKV = memory_BHKV + turned_key_BTHK[:, t, :, :, None] @ value_BTHV[:, t, :, None, :]
+        normaliser_BHK = normaliser_BHK + key_BTHK[:, t]
+        total_BH = (query_BTHK[:, t, :, None, :] @ normaliser_BHK[..., None]).squeeze((-2, -1))
+        read_BHV = (turned_query_BTHK[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
+        mixed.append(read_BHV / (total_BH[..., None] + EPS))
+    return torch.stack(mixed, dim=1)
+
+
+def linear_attention(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    angles: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the same by chunks: S_t^T q_t first, and the normaliser by a sum over all keys.
+
+    Args:
+        memory_BHKV, normaliser_BHK: the state before the first position; None for zeros.
+        angles: see ops/layers/rotary.py; None for no rotary positions.
+        backend: torch or fla; triton is `packed_linear_attention`.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype, the last memory and the last normaliser.
+    """
+    inputs = (*rotate_both(query_BTHK, key_BTHK, angles), value_BTHV)
+    if backend == "fla":
+        from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
+
+        # Without its normaliser, which carries no state of ours.
+        options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None, "normalize": False}
+        mixed_BTHV, last_memory = chunk_linear_attn(*inputs, scale=1.0, **options)
+    else:
+        mixed_BTHV, last_memory = chunked_linear_attention(*inputs, memory_BHKV, CHUNK_SIZE)
+    # A sum over thousands of keys, so in float32 at least.
+    normaliser_BTHK = cumulative_sum(key_BTHK.to(accumulation_dtype(key_BTHK.dtype)))
+    if normaliser_BHK is not None:
+        normaliser_BTHK = normaliser_BTHK + normaliser_BHK[:, None]
+    total_BTH = (query_BTHK * normaliser_BTHK).sum(-1)
+    mixed_BTHV = (mixed_BTHV / (total_BTH[..., None] + EPS)).to(value_BTHV.dtype)
+    return mixed_BTHV, last_memory, normaliser_BTHK[:, -1]
+
+
+def packed_linear_attention(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    angles: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the same by our kernel, positions, normaliser and all, from the heads of query, key and value side by
+    side.
+
+    Args:
+        feature_map: applied by the kernel: elu, relu, or identity where it was applied before.
+    """
+    from attnbench.ops.linear.triton import linear_op as kernel
+
+    return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS, angles)
+
+
+def chunked_linear_attention(
+    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """Compute S_t^T q_t without the normaliser, by chunks: masked products within, a sum of states between.
+
+    Args:
+        memory_BHKV: the state before the first position; None for zeros.
+
+    Returns:
+        y (B, T, H, V) and the last state (B, H, K, V), the state in float32 at least.
+    """
+    length, state_dtype = query_BTHK.shape[1], accumulation_dtype(key_BTHK.dtype)
+    size = min(chunk_size, length)
+    padding = -length % size
+    query, key, value = (
+        # Positions of zeros at the end change no state. Layout: (B, H, N, chunk, channels).
+        F.pad(x, (0, 0, 0, 0, 0, padding)).unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
+        for x in (query_BTHK, key_BTHK, value_BTHV)
+    )
+    within = (query @ key.mT).tril() @ value
+    # Sums over the whole past: in float32 at least, whatever the products are in.
+    memory_BHNKV = cumulative_sum((key.mT @ value).to(state_dtype).transpose(1, 2)).transpose(1, 2)
+    if memory_BHKV is not None:
+        memory_BHNKV = memory_BHNKV + memory_BHKV[:, :, None]
+        before = torch.cat([memory_BHKV[:, :, None], memory_BHNKV[:, :, :-1]], dim=2)
+    else:
+        before = F.pad(memory_BHNKV[:, :, :-1], (0, 0, 0, 0, 1, 0))
+    mixed = within + query @ before.to(query.dtype)
+    return mixed.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], memory_BHNKV[:, :, -1]
+
+
+def linear_attention_flops(length: int, num_heads: int, width: int) -> int:
+    """Count, a position and head, 2KV to add to the memory, 2KV to read it and 2K for the normaliser's product."""
+    return length * num_heads * (4 * width * width + 2 * width)
+
+
+def choose_linear(backend: str, *, head_width: int | None, device_type: str) -> str:
+    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+
+    Args:
+        head_width: None where the model, which gives it, is not known yet.
+
+    Raises:
+        UserError: fla without CUDA or the library, triton without CUDA or at a width that it has no kernel for.
+    """
+    has_kernel = head_width is None or 16 <= head_width <= 128
+    if backend == "auto":
+        return "triton" if has_kernel and device_type == "cuda" else "torch"
+    if backend == "fla":
+        require_fla("attn.backend=fla", device_type)
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if not has_kernel:
+            raise UserError(
+                f"head_width={head_width}: attn.backend=triton has kernels for 16 to 128; choose such a width or "
+                "attn.backend=torch"
+            )
+    return backend

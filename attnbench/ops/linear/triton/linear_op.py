@@ -1,0 +1,274 @@
+"""Linear attention with its normaliser, from the packed projection to the quotient, in one pass over the memory.
+
+A program walks a segment of one head of one sequence, chunk by chunk, with the state in registers. Where there are
+heads enough to fill a GPU the segment is the whole sequence. Otherwise a sequence is cut into several: their states are
+summed first, each alone, then over the segments before, and then all walk at once.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.ops.common.triton.batching import join_the_batch
+from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.products import product_precision
+from attnbench.ops.linear.triton.linear_gradient import (
+    linear_key_value_gradient_kernel,
+    linear_query_gradient_kernel,
+    linear_sums_backward_kernel,
+)
+from attnbench.ops.linear.triton.linear_kernels import linear_forward_kernel, linear_sums_kernel
+
+WIDTHS = range(16, 129)
+"""Channels a head that there are kernels for."""
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Blocks(NamedTuple):
+    """Cut of the work. Changes the speed, not the result beyond rounding."""
+
+    positions: int
+    """Positions of a chunk."""
+    num_warps: int
+    num_stages: int
+
+
+def linear_attention(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+    rotation_2TK: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
+
+    With rotary positions S is written and read by turned features, z by f(k_t) and f(q_t) as they are. Products run in
+    the dtype of q, k and v; S and z are float32. No gradient flows through S and z that come or go.
+
+    Args:
+        mixed_BTC: query, key and value side by side, each (num_heads, K): float32 or bfloat16, K as in `WIDTHS`.
+        memory_BHKV, normaliser_BHK: S and z before the first position, in float32; None for zeros.
+        feature_map: f: elu (elu(x) + 1), relu, or identity where the features have been taken before.
+        rotation_2TK: cos and sin of ops/layers/rotary.py, (2, T, K/2) in float32; None for no rotary positions.
+
+    Returns:
+        y as (B, T, H, V), S and z after the last position.
+    """
+    y_BTHV, _, memory_BHNKV, normaliser_BHNK = mix(
+        mixed_BTC, memory_BHKV, normaliser_BHK, rotation_2TK, num_heads, feature_map, eps
+    )
+    return y_BTHV, memory_BHNKV[:, :, -1], normaliser_BHNK[:, :, -1]
+
+
+@torch.library.custom_op("attnbench::linear_attention", mutates_args=())
+def mix(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, the quotient's divisor as (B, H, T), and S and z after each of N segments."""
+    mixed_BTC = mixed_BTC.contiguous()
+    blocks = forward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
+    arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
+    y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK = _outputs(mixed_BTC, num_heads)
+    start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
+    num_segments = memory_BHNKV.shape[2]
+    grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
+    if num_segments > 1:
+        launch(linear_sums_kernel, grid, memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
+        memory_BHNKV, normaliser_BHNK = memory_BHNKV.cumsum(2), normaliser_BHNK.cumsum(2)
+        if start is not None:
+            memory_BHNKV += start[0][:, :, None]
+            normaliser_BHNK += start[1][:, :, None]
+    start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
+    launch(
+        linear_forward_kernel,
+        grid,
+        start_memory=start_memory.contiguous(),
+        start_normaliser=start_normaliser.contiguous(),
+        memory=memory_BHNKV,
+        normaliser=normaliser_BHNK,
+        y=y_BTHV,
+        divisor=divisor_BHT,
+        eps=eps,
+        HAS_START=start is not None,
+        **arguments,
+    )
+    return y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK
+
+
+@register_fake(mix)
+def _(
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _outputs(mixed_BTC, num_heads)
+
+
+@torch.library.custom_op("attnbench::linear_attention_backward", mutates_args=())
+def mix_backward(
+    gradient_BTHV: Tensor,
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
+    y_BTHV: Tensor,
+    divisor_BHT: Tensor,
+    memory_BHNKV: Tensor,
+    normaliser_BHNK: Tensor,
+    num_heads: int,
+    feature_map: str,
+) -> Tensor:
+    """The gradient of the packed input."""
+    mixed_BTC, gradient_BTHV = mixed_BTC.contiguous(), gradient_BTHV.contiguous()
+    blocks = backward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
+    arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
+    arguments |= {"of_y": gradient_BTHV, "y": y_BTHV, "divisor": divisor_BHT}
+    of_mixed = torch.empty_like(mixed_BTC)
+    of_memory, of_normaliser = memory_BHNKV, normaliser_BHNK
+    num_segments = memory_BHNKV.shape[2]
+    grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
+    if num_segments > 1:
+        of_memory, of_normaliser = torch.empty_like(memory_BHNKV), torch.empty_like(normaliser_BHNK)
+        launch(linear_sums_backward_kernel, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+        of_memory, of_normaliser = (x.flip(2).cumsum(2).flip(2) for x in (of_memory, of_normaliser))
+    arguments |= {"of_mixed": of_mixed}
+    start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
+    start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
+    launch(
+        linear_query_gradient_kernel,
+        grid,
+        start_memory=start_memory.contiguous(),
+        start_normaliser=start_normaliser.contiguous(),
+        memory=memory_BHNKV,
+        normaliser=normaliser_BHNK,
+        HAS_START=start is not None,
+        **arguments,
+    )
+    launch(linear_key_value_gradient_kernel, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
+    return of_mixed
+
+
+@register_fake(mix_backward)
+def _(
+    gradient_BTHV: Tensor,
+    mixed_BTC: Tensor,
+    memory_BHKV: Tensor | None,
+    normaliser_BHK: Tensor | None,
+    rotation_2TK: Tensor | None,
+    y_BTHV: Tensor,
+    divisor_BHT: Tensor,
+    memory_BHNKV: Tensor,
+    normaliser_BHNK: Tensor,
+    num_heads: int,
+    feature_map: str,
+) -> Tensor:
+    return mixed_BTC.new_empty(mixed_BTC.shape)
+
+
+def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.num_heads, ctx.feature_map, _ = inputs
+    ctx.save_for_backward(*tensors, *output)
+    # What no gradient comes for stays None instead of zeros as large as the states.
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(ctx.needs_input_grad[1:4]) or any(gradient is not None for gradient in of_states):
+        raise NotImplementedError("linear_attention has no gradient through its states or its rotation")
+    if of_y is None:
+        return (None,) * 7
+    return mix_backward(of_y, *ctx.saved_tensors, ctx.num_heads, ctx.feature_map), *(None,) * 6
+
+
+mix.register_autograd(_gradient, setup_context=_save_for_gradient)
+
+
+join_the_batch(mix, shared=(3,))
+join_the_batch(mix_backward, shared=(4,))
+
+
+def forward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
+    """Picked by hand: states of 128 channels need eight warps' registers, in float32 of 64, and twice the shared
+    memory."""
+    width, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
+    return Blocks(positions, num_warps, num_stages=2 if width <= 64 else 1)
+
+
+def backward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
+    """Choose as `forward_blocks` does, for each of the two gradient kernels."""
+    _, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
+    return Blocks(positions, num_warps, num_stages=1)
+
+
+def _sizes(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> tuple[int, int, int]:
+    """Return a head's channels, the positions of a chunk, and warps.
+
+    With rotation features are there twice, as they are and turned: in float32 a thread of 32 positions of 64 channels
+    kept up to 1,856 bytes elsewhere, of 16 it keeps 244.
+    """
+    width, is_half = mixed_BTC.shape[2] // (3 * num_heads), mixed_BTC.dtype == torch.bfloat16
+    is_wide = width > (64 if is_half else 32)
+    positions = 64 if is_half else 16 if is_rotated and is_wide else 32
+    return width, 16 if mixed_BTC.shape[1] <= 16 else positions, 8 if is_wide else 4
+
+
+def segment_positions(batch: int, length: int, num_heads: int) -> int:
+    """Positions a program walks: all of a sequence, or, where the heads of a batch are too few to fill a GPU, so many
+    that there are about 512 programs, but 256 at least, as every segment costs a state that is written and read."""
+    wanted = max(1, 512 // (batch * num_heads))
+    return length if batch * num_heads >= 256 else max(256, 64 * math.ceil(length / wanted / 64))
+
+
+def _outputs(mixed_BTC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, length, channels = mixed_BTC.shape
+    width = channels // (3 * num_heads)
+    states = (batch, num_heads, math.ceil(length / segment_positions(batch, length, num_heads)), width)
+    return (
+        mixed_BTC.new_empty((batch, length, num_heads, width)),
+        mixed_BTC.new_empty((batch, num_heads, length), dtype=torch.float32),
+        mixed_BTC.new_empty((*states, width), dtype=torch.float32),
+        mixed_BTC.new_empty(states, dtype=torch.float32),
+    )
+
+
+def _arguments(
+    mixed_BTC: Tensor, rotation_2TK: Tensor | None, num_heads: int, feature_map: str, blocks: Blocks
+) -> dict[str, Any]:
+    """Return the arguments that all kernels take."""
+    batch, length, channels = mixed_BTC.shape
+    width, rest = divmod(channels, 3 * num_heads)
+    if rest or width not in WIDTHS or mixed_BTC.dtype not in DTYPES:
+        raise ValueError(f"linear_attention: no kernel for {channels} channels, {num_heads} heads, {mixed_BTC.dtype}")
+    if rotation_2TK is not None and rotation_2TK.shape != (2, length, width / 2):
+        raise ValueError(f"linear_attention: {tuple(rotation_2TK.shape)} are no angles for {length} × {width}")
+    return {
+        "mixed": mixed_BTC,
+        "rotation": mixed_BTC if rotation_2TK is None else rotation_2TK.contiguous(),
+        "ROTATED": rotation_2TK is not None,
+        "length": length,
+        "segment": segment_positions(batch, length, num_heads),
+        "HEADS": num_heads,
+        "WIDTH": width,
+        "FEATURE": feature_map,
+        "BLOCK": max(16, triton.next_power_of_2(width)),
+        "CHUNK": blocks.positions,
+        "PRECISION": product_precision(mixed_BTC.dtype),
+        "num_warps": blocks.num_warps,
+        "num_stages": blocks.num_stages,
+    }

@@ -1,0 +1,1 @@
+"""Memories that decay by one number a head."""

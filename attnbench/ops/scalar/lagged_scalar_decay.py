@@ -1,0 +1,124 @@
+"""Linear attention with one decay a head whose positions read themselves with a weight of their own: definition, form,
+step.
+
+    y_t = a_t S_{t-1}^T q_t + own_t (q_t . k_t) v_t,   S_t = a_t S_{t-1} + write_t k_t v_t^T
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.scalar.scalar_decay import packed, packed_scalar_decay, scalar_decay, scalar_decay_flops
+
+
+def recurrent_lagged_scalar_decay(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor,
+    own_BTH: Tensor,
+    memory_BHKV: Tensor,
+) -> Tensor:
+    """Compute y, (B, T, H, V), by the definition of `lagged_scalar_decay`, position by position, in the memory's
+    dtype."""
+    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BTHK, value_BTHV))
+    decay_BTH, mixed = log_decay_BTH.exp(), []
+    for t in range(query.shape[1]):
+        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
+        score_BH1 = (query[:, t, :, None, :] @ key[:, t, :, :, None]).squeeze(-1)
+        read_BHV = (query[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
+        mixed.append(read_BHV + own_BTH[:, t, :, None] * score_BH1 * value[:, t])
+        written_BHV = write_BTH[:, t, :, None] * value[:, t]
+        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ written_BHV[:, :, None, :]
+    return torch.stack(mixed, dim=1).to(value_BTHV.dtype)
+
+
+def lagged_scalar_decay(
+    query_BTHK: Tensor,
+    key_BTHK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor,
+    own_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by `scalar_decay` with any backend.
+
+    write_t may depend on position t + 1, as y_t does not on write_t: nothing is added and subtracted again, whose
+    rounding would let it leak. At position t `scalar_decay` of keys, values and decays one position late has S_{t-1}.
+
+    Args:
+        memory_BHKV: the state before the first position; None for zeros.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype, and the last memory as of `scalar_decay`, where the last position has the
+        weight own_T: write_T, which the next position decides, is not read.
+    """
+    if backend == "triton":
+        mixed_BTC, gates = packed(query_BTHK, key_BTHK, value_BTHV), (log_decay_BTH, write_BTH, own_BTH)
+        return packed_lagged_scalar_decay(mixed_BTC, *gates, memory_BHKV, *query_BTHK.shape[2:])
+    decay_BTH = log_decay_BTH.exp()
+    if memory_BHKV is None:
+        shape = (value_BTHV.shape[0], *value_BTHV.shape[2:3], key_BTHK.shape[-1], value_BTHV.shape[-1])
+        memory_BHKV = decay_BTH.new_zeros(shape)
+    written_BTHV = (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
+    key, value, log_decay = (_one_late(x) for x in (key_BTHK, written_BTHV, log_decay_BTH))
+    mixed_BTHV, before_BHKV = scalar_decay(query_BTHK, key, value, log_decay, memory_BHKV, backend)
+    assert before_BHKV is not None
+    score_BTH = (at_least_float32(query_BTHK) * key_BTHK).sum(-1)
+    # Both terms in float32, as the sum of many positions and a single one may differ much in size.
+    mixed_BTHV = decay_BTH[..., None] * mixed_BTHV + (own_BTH * score_BTH)[..., None] * value_BTHV
+    own_BHV = own_BTH[:, -1, :, None] * value_BTHV[:, -1]
+    last_BHKV = decay_BTH[:, -1, :, None, None] * before_BHKV + key_BTHK[:, -1, :, :, None] * own_BHV[:, :, None, :]
+    return mixed_BTHV.to(value_BTHV.dtype), last_BHKV
+
+
+def packed_lagged_scalar_decay(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor,
+    own_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    num_heads: int,
+    key_width: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, from the heads of query, key and value side by side, (HK | HK | HV)."""
+    # The kernels leave the last position in the memory too, with the weight that it writes.
+    write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
+    return packed_scalar_decay(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, num_heads, key_width)
+
+
+def lagged_scalar_decay_step(
+    query_B1HK: Tensor,
+    key_B1HK: Tensor,
+    value_B1HV: Tensor,
+    log_decay_B1H: Tensor,
+    own_B1H: Tensor,
+    memory_BHKV: Tensor,
+    late_pair: tuple[Tensor, Tensor],
+    late_BH: Tensor,
+) -> Tensor:
+    """Compute y of a single position by our kernel, (B, 1, H, V), and change the memory into that after it.
+
+    Args:
+        late_pair: key (B, H, K) and value (B, H, V) of the position before, turned and in float32.
+        late_BH: what its weight of writing lacks in the memory, which this position decides.
+    """
+    from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
+
+    mixed_BC, num_heads = packed(query_B1HK, key_B1HK, value_B1HV)[:, 0], query_B1HK.shape[2]
+    gates = (log_decay_B1H[:, 0], own_B1H[:, 0])
+    return scalar_decay_step(mixed_BC, *gates, memory_BHKV, num_heads, 1.0, *late_pair, late_BH)[:, None]
+
+
+def _one_late(x_BTX: Tensor) -> Tensor:
+    """Return zeros and all positions but the last, along the second axis."""
+    return F.pad(x_BTX[:, :-1], (0, 0) * (x_BTX.dim() - 2) + (1, 0))
+
+
+def lagged_scalar_decay_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
+    """Count as `scalar_decay_flops` and, a position and head, 2K for the product of query and key."""
+    return scalar_decay_flops(length, num_heads, key_width, value_width) + 2 * length * num_heads * key_width

@@ -1,0 +1,235 @@
+"""Linear attention with one decay a head: definition, chunked form, backends and their choice.
+
+    S_t = a_t S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t
+
+The state is S (B, H, K, V). The query comes scaled, and the value times whatever weight its position is written with.
+Query and key may have fewer heads than the value, each of theirs then serving as many of the value's side by side.
+
+A constant decay, RetNet's, is of a batch of 1 and broadcast over the others. Positions that read themselves with
+another weight than later positions read them with, as Mamba-3's do, are in lagged_scalar_decay.py.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnbench.machine.device import require_triton
+from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.common.scan import affine_scan
+from attnbench.settings.errors import UserError
+
+AUTO_RULE = "triton on CUDA at key widths of 16 to 128, 16 dividing key and value widths, otherwise torch"
+
+MAX_FORGETTING = 30.0
+"""Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
+decays over a chunk lose the digits of the other positions in it, and on a GPU, which adds each in an order of its own,
+may not even fall."""
+
+
+def recurrent_scalar_decay(
+    query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor, log_decay_BTH: Tensor, memory_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+
+    Args:
+        query_BTGK, key_BTGK: G divides H; head g serves the value's heads g H/G to (g + 1) H/G - 1.
+        log_decay_BTH: log a_t; of a batch of 1 where all sequences have the same.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype, and the last memory.
+    """
+    repeats = value_BTHV.shape[2] // query_BTGK.shape[2]
+    query, key = (x.to(memory_BHKV.dtype).repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))
+    value, decay_BTH, mixed = value_BTHV.to(memory_BHKV.dtype), log_decay_BTH.to(memory_BHKV.dtype).exp(), []
+    for t in range(query.shape[1]):
+        written_BHKV = key[:, t, :, :, None] @ value[:, t, :, None, :]
+        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV + written_BHKV
+        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
+    return torch.stack(mixed, dim=1).to(value_BTHV.dtype), memory_BHKV
+
+
+def scalar_decay(
+    query_BTGK: Tensor,
+    key_BTGK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute y and the last memory with backend `torch`, by the definition for a single position, `triton` or `fla`.
+
+    Args:
+        memory_BHKV: the state before the first position; None for zeros. With triton a single position changes it.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype, and the last memory: with triton and fla None where there was none before.
+    """
+    if backend == "triton":
+        mixed_BTC = packed(query_BTGK, key_BTGK, value_BTHV)
+        return packed_scalar_decay(mixed_BTC, log_decay_BTH, None, None, memory_BHKV, *query_BTGK.shape[2:])
+    inputs = (query_BTGK, key_BTGK, value_BTHV, log_decay_BTH)
+    if backend == "fla":
+        from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
+
+        repeats = value_BTHV.shape[2] // query_BTGK.shape[2]
+        query_BTHK, key_BTHK = (x.repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))
+        log_decay_BTH = log_decay_BTH.expand(value_BTHV.shape[:3]).contiguous()
+        options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
+        return chunk_simple_gla(query_BTHK, key_BTHK, value_BTHV, g=log_decay_BTH, scale=1.0, **options)
+    if memory_BHKV is not None and value_BTHV.shape[1] == 1:
+        return recurrent_scalar_decay(*inputs, memory_BHKV)
+    return chunked_scalar_decay(*inputs, memory_BHKV, chunk_size(value_BTHV.device.type))
+
+
+def packed_scalar_decay(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor | None,
+    own_BTH: Tensor | None,
+    memory_BHKV: Tensor | None,
+    num_groups: int,
+    key_width: int,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the same by our kernels, from the heads of query, key and value side by side, (GK | GK | HV).
+
+    Args:
+        write_BTH: weight of the value that a position writes; None for 1.
+        own_BTH: weight of the value that it reads of itself, see `lagged_scalar_decay`; None for `write_BTH`.
+        memory_BHKV: the state before the first position, and of a single one, in its place, the state after it.
+        scale: factor of the query.
+    """
+    if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
+        from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
+
+        write_BTH = write_BTH if own_BTH is None else own_BTH
+        write_BH = None if write_BTH is None else write_BTH[:, 0]
+        log_decay_BH = log_decay_BTH[:, 0].expand(len(mixed_BTC), -1)
+        y_BHV = scalar_decay_step(mixed_BTC[:, 0], log_decay_BH, write_BH, memory_BHKV, num_groups, scale)
+        return y_BHV[:, None], memory_BHKV
+    from attnbench.ops.scalar.triton import scalar_op as kernel
+
+    y_BTHV, last_BHKV = kernel.scalar_decay(
+        mixed_BTC,
+        log_decay_BTH.expand(len(mixed_BTC), -1, -1),
+        write_BTH,
+        own_BTH,
+        memory_BHKV,
+        num_groups=num_groups,
+        key_width=key_width,
+        scale=scale,
+        keep_memory=memory_BHKV is not None,
+    )
+    return y_BTHV, last_BHKV
+
+
+def packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
+    """Return all heads side by side, as our kernels read them, in the value's dtype."""
+    return torch.cat([x.to(value_BTHV.dtype).flatten(2) for x in (query_BTGK, key_BTGK, value_BTHV)], dim=-1)
+
+
+def chunk_size(device_type: str) -> int:
+    """Return the positions a chunk of the torch form. Changes the speed, not the result.
+
+    A GPU's matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves.
+    """
+    return 32 if device_type == "cpu" else 64
+
+
+def chunked_scalar_decay(
+    query_BTGK: Tensor,
+    key_BTGK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    memory_BHKV: Tensor | None,
+    num_positions: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute the same by chunks: masked products within, a scan over their states between.
+
+    Within a chunk, c_i = g_1 + ... + g_i of log decays:
+
+        y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) v_j
+        S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j v_j^T
+
+    Products run in the value's dtype; decays and states in that of the log decay.
+
+    Args:
+        memory_BHKV: the state before the first position; None for zeros.
+        num_positions: of a chunk; see `chunk_size`.
+
+    Returns:
+        y (B, T, H, V) in the value's dtype and the last memory.
+    """
+    (batch, length, heads, width), dtype = value_BTHV.shape, value_BTHV.dtype
+    groups, key_width = query_BTGK.shape[2:]
+    size = min(num_positions, length)
+    # (N, B, G, H/G, positions, channels), where H/G is 1 of query and key.
+    query, key, value = (_chunks(x, groups, size).to(dtype) for x in (query_BTGK, key_BTGK, value_BTHV))
+    cumulative = _chunks(at_least_float32(log_decay_BTH)[..., None], groups, size).squeeze(-1).cumsum(-1)
+    later = torch.ones(size, size, dtype=torch.bool, device=value.device).triu(1)
+    # Masked before exp, where a future position's decay would overflow. In place, as on a CPU fresh memory is what
+    # elementwise operations cost.
+    decay = (cumulative[..., :, None] - cumulative[..., None, :]).masked_fill_(later, -torch.inf).exp_()
+    within = ((query @ key.mT) * decay).to(dtype) @ value
+    left = (cumulative[..., -1:] - cumulative).exp().to(dtype)[..., None]
+    addition = (key.mT @ (value * left)).to(cumulative.dtype)
+    across = cumulative[..., -1].exp().expand(addition.shape[:-2])
+    if memory_BHKV is None:
+        memory_BHKV = addition.new_zeros(batch, heads, key_width, width)
+    states, last = _carry(across.flatten(1, 3), addition.flatten(1, 3), memory_BHKV.flatten(0, 1))
+    read = query @ states.unflatten(1, addition.shape[1:4]).to(dtype)
+    mixed = within + read * cumulative.exp().to(dtype)[..., None]
+    # Back from (N, B, G, H/G, positions, V).
+    mixed = mixed.permute(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, width)
+    return mixed[:, :length], last.unflatten(0, (batch, heads))
+
+
+def _chunks(x_BTHC: Tensor, groups: int, size: int) -> Tensor:
+    """Cut to (N, B, groups, H / groups, size, C); what pads the last chunk is zero and so changes no state."""
+    padded = F.pad(x_BTHC, (0, 0, 0, 0, 0, -x_BTHC.shape[1] % size))
+    return padded.unflatten(2, (groups, -1)).unflatten(1, (-1, size)).permute(1, 0, 3, 4, 2, 5)
+
+
+def _carry(decay_NX: Tensor, addition_NXKV: Tensor, initial_XKV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states before every chunk, (N, X, K, V), and the last, of S' = decay S + addition."""
+    num_chunks, batch, key_width, width = addition_NXKV.shape
+    # What is written depends on no state, so that the scan's products are of no positions.
+    no_key, no_write = (addition_NXKV.new_zeros(num_chunks, batch, 0, channels) for channels in (key_width, width))
+    states, _ = affine_scan(decay_NX, no_key, no_key, no_write, addition_NXKV, initial_XKV.to(addition_NXKV.dtype))
+    return states[:-1], states[-1]
+
+
+def scalar_decay_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
+    """Count, a position and head, 2KV each for the outer product added to S and for S^T q; decays count nothing."""
+    return length * num_heads * 4 * key_width * value_width
+
+
+def has_kernels(key_width: int, value_width: float) -> bool:
+    """Return whether our Triton kernels take so many channels a head."""
+    return key_width in range(16, 129, 16) and value_width > 0 and value_width % 16 == 0
+
+
+def choose_scalar_decay(backend: str, *, widths: tuple[int, float] | None, device_type: str) -> str:
+    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+
+    Args:
+        widths: key and value channels a head; None where the model, which gives them, is not known yet.
+
+    Raises:
+        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
+            Triton that compiles its gated kernels correctly.
+    """
+    fits = widths is None or has_kernels(*widths)
+    if backend == "auto":
+        return "triton" if device_type == "cuda" and fits else "torch"
+    if backend == "triton":
+        require_triton("attn.backend=triton", device_type)
+        if widths is not None and not fits:
+            raise UserError(
+                "attn.backend=triton: kernels take heads of 16 to 128 key channels and any value channels, both a "
+                f"multiple of 16, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
+            )
+    if backend == "fla":
+        require_gated_fla("attn.backend=fla", device_type)
+    return backend

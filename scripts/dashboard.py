@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/dashboard.json"), help="the JSON")
     given = parser.parse_args()
     # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
-    from attnbench.report.wandb import make_dashboard
+    from attnbench.report.workspace import make_dashboard
     from attnbench.settings.schema import LoggerSettings
 
     print(make_dashboard(LoggerSettings(mode=given.mode, project=given.project, entity=given.entity), given.output))

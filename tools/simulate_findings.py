@@ -20,7 +20,7 @@ from attnbench.cli.compose import CONF
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.finding import RANGES, ContrastSettings, FindingSettings, read_finding
 from attnbench.verdict.claims import decide, variant_at
-from attnbench.verdict.finding import PASS
+from attnbench.verdict.bounds import PASS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from small import identity_of

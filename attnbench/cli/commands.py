@@ -119,7 +119,7 @@ def runs() -> None:
     from attnbench.cli.runs import names_as_texts, read_runs
 
     def main(settings: RunsSettings) -> Path:
-        from attnbench.report.runs import show_runs
+        from attnbench.report.run_list import show_runs
 
         return show_runs(settings)
 

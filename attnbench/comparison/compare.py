@@ -243,6 +243,6 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
         log.info(f'  {settings.command} "{OWN_LAYER}"')
     if mirrored:
-        from attnbench.report.wandb import show_comparison
+        from attnbench.report.workspace import show_comparison
 
         show_comparison(folder, settings.logger, root=beside(settings.outputs_dir))

@@ -24,8 +24,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
 from attnbench.settings.text import without_paths
+from attnbench.verdict.bounds import NOT_RUN
 from attnbench.verdict.claims import Decision, decide, variant_at
-from attnbench.verdict.finding import NOT_RUN
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decisio
     }
     replace_file(folder / FINDINGS, json.dumps(content, indent=1) + "\n")
     if settings.report:
-        from attnbench.report.findings import write_findings
+        from attnbench.report.findings_page import write_findings
 
         page = write_findings(decisions, rows, target=folder, command=settings.command)
         log.info(f"report, for a browser: {page}")

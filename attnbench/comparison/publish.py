@@ -14,8 +14,8 @@ from attnbench.comparison.findings import FINDINGS, described_decision
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.report.blocks import Note, Picture, Pictures
-from attnbench.report.charts import look
-from attnbench.report.findings import VERDICTS, finding_picture
+from attnbench.report.charts import style
+from attnbench.report.findings_page import VERDICTS, finding_picture
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
@@ -30,9 +30,9 @@ from attnbench.results.tables import MetricColumn, Table, comparison_table, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingSettings
 from attnbench.settings.text import markdown_text, read_object, without_paths
+from attnbench.verdict.bounds import NOT_RUN
 from attnbench.verdict.claims import Decision, decide
 from attnbench.verdict.factorial import Factorial
-from attnbench.verdict.finding import NOT_RUN
 from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
 
@@ -127,7 +127,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
             "comparison.json": json.dumps(without_paths(record), indent=1) + "\n",
             **frozen,
             **{
-                f"{it.name}.svg": look.to_svg(it, inputs.protocol.variants)
+                f"{it.name}.svg": style.to_svg(it, inputs.protocol.variants)
                 for it in pictures
                 if isinstance(it, Picture)
             },
@@ -177,7 +177,7 @@ def publish_findings(
     content = {"command": record["command"], "seeds": seeds, "findings": findings}
     files = {FINDINGS: json.dumps(without_paths(content), indent=1) + "\n"}
     for name, picture in drawn.items():
-        files[f"{name}/{picture.name}.svg"] = look.to_svg(picture, [])
+        files[f"{name}/{picture.name}.svg"] = style.to_svg(picture, [])
         if (freeze := folder / name / FREEZE).exists():
             files[f"{name}/{FREEZE}"] = json.dumps(without_paths(read_object(freeze)), indent=1) + "\n"
     for name in inputs:

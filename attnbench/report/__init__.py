@@ -1,4 +1,4 @@
-"""Rows to a page and a terminal: summaries, plots, one self-contained HTML page, and the mirror of it in wandb.
+"""The report: tables, charts and one self-contained HTML page from rows; also the terminal's tables and wandb.
 
-Nothing here measures or decides a verdict, and nothing before it imports the plotting library.
+Nothing here measures or decides a verdict. Only this package imports the plotting library.
 """

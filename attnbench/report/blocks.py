@@ -1,4 +1,4 @@
-"""Parts of a page before they are rendered: tables, notes, facts. Text as it was given; page.html escapes it."""
+"""Parts of a page before rendering. Their text is raw; page.html escapes it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,66 +10,56 @@ from attnbench.results.tables import Table
 from attnbench.verdict.summary import Summary
 
 MAX_FILE_NAME = 200
-"""Characters of a picture's name at most: file systems take 255, with what stands around it while it is written."""
+"""Longest name of a picture; file systems take 255 characters, and a name gets a suffix while it is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A paragraph."""
-
     text: str
     kind: str = "note"
-    """Class of the page's style; empty for plain text."""
+    """CSS class; empty for plain text."""
     heading: str = ""
     """Bold words before the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Blocks that open at a click on their title."""
+    """Content that opens at a click on its title."""
 
     title: str
     count: str
-    """Small words behind the title."""
+    """Small print after the title."""
     block: "Table | dict[str, str]"
     is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Sentences by what they are about."""
-
     sentences: dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A chart, and its words."""
-
     name: str
-    """Name of its files; see `file_name`."""
+    """File name without suffix; see `file_name`."""
     title: str
     spec: dict[str, Any]
     """Vega-Lite."""
     description: str
-    """For readers who cannot see it."""
+    """Text for readers who cannot see the chart."""
     legend: str = ""
-    """Small words behind the title."""
+    """Small print after the title."""
     missing: str = ""
-    """Sentence on what has no number."""
+    """Sentence on missing numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Charts beside each other."""
-
     shown: Sequence[Picture]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Text that a model wrote."""
-
     label: str
     prompt: str
     text: str
@@ -77,38 +67,32 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Texts beside each other."""
-
     shown: Sequence[Sample]
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The table of all variants on all evaluations."""
-
     content: Summary
 
 
 Block = Table | Note | Folded | Lines | Pictures | Samples | Scores | dict[str, str]
-"""Content below a heading; a dictionary is facts by their names."""
+"""Content below a heading; a dictionary contains facts by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Heading of the first order, and what stands below it."""
-
     title: str
     blocks: Sequence[Block]
     evaluation: str = ""
-    """Name of the evaluation that it is about, where it is about one."""
+    """Evaluation that the section is about, if any."""
     parts: dict[str, list[Block]] | None = None
-    """Blocks under headings of the second order."""
+    """Content below headings of the second level."""
 
 
 def file_name(*parts: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Return the name of a picture's files: `rates-recall-num_pairs_4`.
+    """Return the file name of a picture, as `rates-recall-num_pairs_4`.
 
-    Records may call evaluations and settings anything. A name that is too long is cut, and ends in a hash of all of it.
+    Names of evaluations and settings are arbitrary text. A name that is too long is cut and ends in a hash.
     """
     words = [*parts, *(f"{name}_{value}" for name, value in (settings or {}).items())]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word).lstrip(".") for word in words)

@@ -1,4 +1,4 @@
-"""Inputs of a report: an experiment's rows, the record of its comparison, its environments, its plots."""
+"""Inputs of a report: rows, the record of the comparison, environments."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -28,19 +28,17 @@ from attnbench.verdict.summary import evaluation_class, primary_metrics, verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Purpose and plots of an evaluation."""
-
     purpose: str
-    """One line; empty where nothing is known."""
+    """One line; empty if unknown."""
     plots: list[tuple[str, str]] | None
-    """(metric, axis) pairs; None where nothing is known."""
+    """(metric, axis) pairs; None if unknown."""
     primary: Primary | None = None
-    """The metric that verdicts are about; None: there is none, or nothing is known."""
+    """The metric of its verdicts; None if it has none or is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """Record of a comparison, from its comparison.json."""
+    """The record of a comparison, from comparison.json."""
 
     plan: str
     command: str
@@ -49,75 +47,72 @@ class Protocol:
     tested: list[str] | None = None
     """Evaluations whose primary metric is tested; None: all that have one."""
     descriptive: list[str] = field(default_factory=list)
-    """Sentences about those that are not."""
+    """Sentences about evaluations that are not tested."""
     reference: str | None
     in_looks: bool = False
     """The seeds came by plan.seeds=auto."""
     control_seeds: list[int] = field(default_factory=list)
-    """Seeds of the reference under which it is its own control."""
+    """Seeds of the control."""
     corpora: Corpora | None = None
-    """Corpora, where the plan has several; evaluations of language models are then named with theirs."""
+    """Corpora of a plan with several; its evaluations of language models are named with their corpus."""
     factors: list[str] = field(default_factory=list)
-    """Parts of a factorial; empty for another plan."""
+    """Parts of a factorial plan."""
     files: list[str] | None
-    """Results files, relative to the experiment's folder; None: all that lie there."""
+    """Results files, relative to the experiment's folder; None: all files there."""
     evaluations: dict[str, About] = field(default_factory=dict)
     shared: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By evaluation, variants that are one model with another there and have no rows of their own, and with whom."""
+    """By evaluation, variants that are one model with another, and that other, which alone has rows."""
     rates: list[Choice] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
-    """`cell` and `reason` of each cell that left no rows."""
+    """`cell` and `reason` of each cell without rows."""
     missing: list[str] = field(default_factory=list)
-    """Cells of the plan that are not done."""
+    """Unfinished cells of the plan."""
     protocols: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By evaluation, the rules that the comparison last ran under; see `results.protocol`."""
+    """Rules of the latest run, by evaluation; see `results.protocol`."""
     first_scored: str | None = None
-    """When the first scored or timed cell was begun."""
+    """Start of the first scored or timed cell."""
     without_start: int = 0
-    """Number of results of these cells that do not say when they were begun."""
+    """Number of their results without a start."""
     started: str | None = None
     seconds: float | None = None
     sittings: dict[str, str] = field(default_factory=dict)
-    """Sitting of each timed cell and each training, by the hash in its rows."""
+    """Process start of each timed cell and each training, by config_hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Everything that a report shows, and what follows from it, which is computed once."""
+    """Data of a report; derived results are computed once."""
 
     rows: list[ResultRow]
     """Rows of single seeds, in the order of the variants."""
     control: list[ResultRow]
-    """Rows of the reference under the seeds of the control."""
+    """Rows of the control."""
     protocol: Protocol
     environments: dict[str, dict[str, Any] | None]
-    """The stamp behind each fingerprint that the rows name; None where no file has it."""
+    """Environment by fingerprint, for all fingerprints in rows; None if no file has it."""
     incomplete: list[str]
     """Results files that were cut off."""
     folders: dict[str, Path]
-    """Folder of each run that has one here, by the name that its rows give."""
+    """Folders of the runs that are on this disk."""
     frozen: str = ""
-    """Sentence on whether the comparison was frozen before it was scored; empty for what is no comparison."""
+    """Sentence on pre-registration; empty without a comparison."""
 
     @cached_property
     def imported(self) -> str:
-        """Sentence on the results that were not measured here; empty where all were."""
         return imported_sentence([*self.rows, *self.control])
 
     @cached_property
     def figures(self) -> list[Figure]:
-        """Figures over the seeds of `rows`."""
         return figures(self.rows, self.protocol.shared)
 
     @cached_property
     def primaries(self) -> dict[str, Primary]:
-        """Primary metrics that the comparison tests by evaluation, those that nothing was measured of too."""
+        """Tested primary metrics by evaluation, also without measurements."""
         measured = (figure.evaluation for figure in self.figures)
         return _primaries([*self.protocol.evaluations, *measured], self.protocol)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """Verdicts on all pairs that the record names."""
         protocol = self.protocol
         return verdicts_of(
             self.figures,
@@ -129,7 +124,6 @@ class Inputs:
 
     @cached_property
     def control_verdicts(self) -> list[Verdict]:
-        """Verdicts on the reference against itself under the control's seeds; empty without a control."""
         reference = self.protocol.reference
         if reference is None:
             return []
@@ -140,11 +134,10 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
     """Read an experiment of outputs/, a run of it, or a folder with a results.csv or results.csv.gz.
 
     Args:
-        keep: tells by a row and its file if it is read; of a comparison, too, all results that lie there are asked for
-            then, and not only those of its record.
+        keep: selects rows by row and file; then all results in the folder are read, not only those of its record.
 
     Raises:
-        UserError: no rows, or a file that cannot be read.
+        UserError: no rows, or an unreadable file.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: {_no_folder(folder)}")
@@ -162,7 +155,7 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         files = [path for path in files if rows_by_file[path] or not keep]
         rows = [row for group in rows_by_file.values() for row in group]
         runs = {group[0].identity.run: path.parent.parent for path, group in rows_by_file.items() if group}
-    # What a bench's device can do at most is nobody's score.
+    # Rows of the device state its limits, which are not scores.
     rows = [row for row in rows if row.identity.mixer or row.identity.variant != DEVICE]
     if not rows:
         raise UserError(f"{folder}: no results; an experiment's folder has runs with results/*.jsonl, or results.csv")
@@ -171,7 +164,7 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         if not rows:
             raise UserError(f"{folder}: nothing is scored yet, {len(files)} trainings of searches have results")
     protocol = _protocol(record, rows, folder)
-    # Rows of a table, as a published page has, do not say it themselves.
+    # Rows of a results.csv lack this column.
     rows = [replace(it, sitting=it.sitting or protocol.sittings.get(it.identity.config_hash, "")) for it in rows]
     if protocol.corpora is not None:
         rows = protocol.corpora.by_corpus(rows)
@@ -197,7 +190,6 @@ def _no_folder(folder: Path) -> str:
 
 
 def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
-    """See `verdict.frozen.frozen_sentence`, and `without_primary`."""
     primaries = _primaries([*protocol.evaluations, *(row.identity.evaluation for row in rows)], protocol)
     path = folder / "freeze.json"
     freeze = _read_json(path)
@@ -222,7 +214,6 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
 
 
 def about(evaluation: str, protocol: Protocol) -> About:
-    """Describe an evaluation by the comparison's record, which knows those of elsewhere too, or by its class here."""
     if evaluation in protocol.evaluations:
         return protocol.evaluations[evaluation]
     cls = evaluation_class(evaluation)
@@ -232,18 +223,13 @@ def about(evaluation: str, protocol: Protocol) -> About:
 
 
 def purpose_of(cls: type) -> str:
-    """Return the first line of a class's docstring; empty where it has none."""
     return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
 def _primaries(evaluations: Iterable[str], protocol: Protocol) -> dict[str, Primary]:
     names = [name for name in dict.fromkeys(evaluations) if protocol.tested is None or name in protocol.tested]
-    known = {name: about(name, protocol).primary or _primary_here(name) for name in names}
+    known = {name: about(name, protocol).primary or primary_metrics([name]).get(name) for name in names}
     return {name: primary for name, primary in known.items() if primary is not None}
-
-
-def _primary_here(evaluation: str) -> Primary | None:
-    return primary_metrics([evaluation]).get(evaluation)
 
 
 def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
@@ -251,16 +237,16 @@ def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
         paths = [Path(str(name)) for name in record["files"]]
         for path in paths:
             if path.is_absolute() or ".." in path.parts:
-                raise UserError(f"{folder / 'comparison.json'}: {path} lies outside of the experiment")
+                raise UserError(f"{folder / 'comparison.json'}: {path} is outside the experiment's folder")
         return [folder / path for path in paths]
-    # The first are those of a run alone, as one of a bench that was cut off and has no results.csv.
+    # The first place is for a single run, such as one of a bench that was interrupted and has no results.csv.
     places = ("results/*.jsonl", "*/results/*.jsonl", "cells/*/results/*.jsonl")
     return [path for place in places for path in sorted(folder.glob(place))]
 
 
 def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: Path) -> Protocol:
     variants = list(dict.fromkeys(row.identity.variant for row in rows))
-    # What is no mixer's, as an operator's implementation is, is shown; and of many nobody has named a reference.
+    # Operators' implementations are shown but not ranked; neither are many variants without a reference.
     mixers = list(dict.fromkeys(row.identity.variant for row in rows if row.identity.mixer))
     defaults = {
         "plan": folder.name,
@@ -282,14 +268,14 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
         check_options(Protocol, given, given=defaults, group="")
     except (TypeError, ValueError, AttributeError, UserError) as error:
         path = folder / "comparison.json"
-        raise UserError(f"{path}: its rates, evaluations or other entries are no comparison's ({error})") from error
+        raise UserError(f"{path}: its rates, evaluations or other entries are not a comparison's ({error})") from error
     protocol = Protocol(**{**defaults, **given})
     known = list(dict.fromkeys([*protocol.variants, *variants]))
     grid = {rate for choice in protocol.rates for rate in choice.grid}
-    # Each is a line in every plot, or a column of a table.
+    # Each is a line in every plot or a column of a table.
     for what, number in (("variants", len(known)), ("learning rates", len(grid))):
         if number > MAX_VARIANTS:
-            raise UserError(f"{folder}: has {number} {what}, and a report shows at most {MAX_VARIANTS}")
+            raise UserError(f"{folder}: has {number} {what}, but a report shows at most {MAX_VARIANTS}")
     return replace(protocol, variants=known)
 
 
@@ -306,11 +292,10 @@ def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[st
         try:
             stamp = read_object(path)
         except UserError as error:
-            raise UserError(f"{error}; the file may be removed: rows name its fingerprint alone then") from None
+            raise UserError(f"{error}; you may remove the file: the report then names its fingerprint only") from None
         stamps[environment_id(stamp)] = stamp
     return {name: stamps.get(name) for name in dict.fromkeys(row.identity.environment for row in rows)}
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read the object in `path`; None where there is no such file."""
     return read_object(path) if path.exists() else None

@@ -1,4 +1,4 @@
-"""The page as a whole, and the files beside it."""
+"""The HTML page and the files beside it."""
 
 import base64
 import hashlib
@@ -8,12 +8,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
-from attnbench.report.charts import look
+from attnbench.report.charts import style
 from attnbench.report.charts import vega as charts
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import answer
-from attnbench.report.sections.corpora import corpora_section
+from attnbench.report.sections.corpus_table import corpora_section
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import effect_section
 from attnbench.report.sections.evaluations import (
@@ -37,21 +37,14 @@ from attnbench.verdict.seeds import Figure, to_rows
 from attnbench.verdict.summary import summary
 
 HERE = Path(__file__).parent
-MIXED_COMMITS = "Mixed commits: its numbers come from several versions of the source, see How it was made."
+MIXED_COMMITS = "Mixed commits: these numbers come from several versions of the source; see How it was made."
 
 
 def write_report(folder: Path, *, target: Path | None = None) -> Path:
-    """Write index.html, results.csv and figures/ of an experiment.
-
-    Args:
-        folder: outputs/<experiment>, a run, or a folder with a results.csv.
-        target: folder to write; None for `report` inside `folder`.
-
-    Returns:
-        The path of index.html.
+    """Write index.html, results.csv and figures/ of an experiment or run; return the path of index.html.
 
     Raises:
-        UserError: no rows, a file that cannot be read, or rows that cannot stand in one report.
+        UserError: no rows, an unreadable file, or rows that do not fit into one report.
     """
     inputs = read_inputs(folder)
     target = folder / "report" if target is None else target
@@ -59,21 +52,15 @@ def write_report(folder: Path, *, target: Path | None = None) -> Path:
 
 
 def _checks(inputs: Inputs) -> list[Block]:
-    """Write what came out of the control, if the plan was frozen, if results were imported, and if the numbers are of
-    several commits."""
     texts = control_sentence(inputs.control_verdicts), inputs.frozen, inputs.imported
     mixed = [Note(MIXED_COMMITS, kind="callout")] if mixed_commits(inputs) else []
     return [*mixed, *(Note(text) for text in texts if text)]
 
 
 def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Block], *, target: Path) -> Path:
-    """Write the page of these verdicts, with the answer first and then the pictures that carry it.
+    """Write the page of these verdicts, with `answer` first.
 
-    The page is complete in itself: it loads nothing, names no address of a network, and its own policy forbids the
-    browser to ask for any.
-
-    Returns:
-        The path of index.html.
+    The page is self-contained: it loads nothing, contains no network address, and its policy forbids requests.
     """
     protocol, variants = inputs.protocol, inputs.protocol.variants
     over_seeds, known = inputs.figures, inputs.primaries
@@ -106,11 +93,10 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
 def write_sections(
     sections: Sequence[Section], *, target: Path, title: str, variants: Sequence[str], facts: list[str], command: str
 ) -> Path:
-    """Write index.html of these sections, and their charts into figures/; return the path of the page."""
     shown = {f"section-{index}": section for index, section in enumerate(sections)}
     pictures = [picture for section in shown.values() for picture in _pictures(section)]
     _write_figures(pictures, variants, target)
-    scripts = [look.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
+    scripts = [style.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
     page = render(
         plan=title,
         policy=_policy(scripts),
@@ -118,7 +104,7 @@ def write_sections(
         scripts=[Markup(script) for script in scripts],
         data={
             "charts": {picture.name: picture.spec for picture in pictures},
-            "themes": {"light": look.config(dark=False), "dark": look.config(dark=True)},
+            "themes": {"light": style.config(dark=False), "dark": style.config(dark=True)},
             "variants": charts.with_printable_text(list(variants)),
         },
         facts=facts,
@@ -137,20 +123,19 @@ def _pictures(section: Section) -> list[Picture]:
 def _write_figures(pictures: Sequence[Picture], variants: Sequence[str], target: Path) -> None:
     (target / "figures").mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        svg = look.to_svg(picture, variants)
+        svg = style.to_svg(picture, variants)
         replace_file(target / "figures" / f"{picture.name}.svg", svg)
-        unlinked(target / "figures" / f"{picture.name}.png").write_bytes(look.to_png(svg))
+        unlinked(target / "figures" / f"{picture.name}.png").write_bytes(style.to_png(svg))
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Let only these very scripts run, and nothing be loaded; Vega compiles its own expressions."""
+    """Return a policy that allows only these scripts and loads nothing; Vega compiles its own expressions."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join([*(f"'sha256-{value}'" for value in hashes), "'unsafe-eval'"])
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
 
 
 def _facts(inputs: Inputs, over_seeds: Sequence[Figure]) -> list[str]:
-    """Count variants, evaluations and seeds, and name the devices."""
     identities = [row.identity for row in inputs.rows]
     num_seeds = max(len(figure.values) for figure in over_seeds)
     evaluations = {split_name(identity.evaluation)[0] for identity in identities} - {TRAINING}

@@ -1,6 +1,5 @@
-"""The page's one template, and how text enters it: escaped by Jinja2, spelled out where a terminal would obey it."""
+"""The page's template. Jinja2 escapes text; control characters are spelled out."""
 
-from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +16,6 @@ HERE = Path(__file__).parent
 
 
 def render(**content: Any) -> str:
-    """Render page.html; text that is no Markup is escaped, and a name that is not given is an error."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -33,7 +31,7 @@ def render(**content: Any) -> str:
         "capitalized": words.capitalized,
         "chances": words.chances,
         "entry_cell": sections.entry_cell,
-        "groups": _groups,
+        "groups": lambda items, attribute: [(it, list(group)) for it, group in groupby(items, attrgetter(attribute))],
         "heading": words.heading,
         "score_name": sections.score_name,
         "score_place": sections.score_place,
@@ -42,14 +40,9 @@ def render(**content: Any) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Allow a line to end after an underscore: a name is one word, and would break anywhere."""
+    """Allow line breaks after underscores: a name would otherwise break anywhere."""
     return Markup(str(escape(printable(text))).replace("_", "_<wbr>"))
 
 
 def _shown(value: Any) -> Any:
     return value if isinstance(value, Markup) else printable(str(value))
-
-
-def _groups(items: Iterable[Any], attribute: str) -> list[tuple[Any, list[Any]]]:
-    """Group neighbours that are alike in an attribute, in their order, which Jinja's `groupby` would sort."""
-    return [(value, list(group)) for value, group in groupby(items, attrgetter(attribute))]

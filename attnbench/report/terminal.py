@@ -1,6 +1,6 @@
-"""Tables that a finished command prints, of what was trained and measured, and the paths of its files."""
+"""Tables that a finished command prints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
-from attnbench.results.rows import TEST_OF_BEST, Identity, ResultRow
+from attnbench.results.rows import TEST_OF_BEST, Identity
 from attnbench.results.tables import MetricColumn, Table, TableCell, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import printable
@@ -45,33 +45,17 @@ TRAINED = (
 """Columns of the table of language models."""
 
 NAMED_BY_ROWS = {"attn", "data", "eval", *(column.name for column in fields(Identity))}
-"""Settings, by the last of their names, that columns of a row tell."""
+"""Last parts of the names of settings that rows name in columns."""
 
 MAX_COLUMNS = 8
-"""Variants that stand side by side; of more there is a line each."""
+"""Most variants as columns; more variants are lines."""
 
 
 def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
-    """Print one table a corpus of the runs in `folders` to standard output, what else was measured, and the paths.
-
-    Args:
-        folders: each with the overrides that made it.
-    """
     console, rows = Console(), read_folders(list(folders), last_only=True)
-    trained, swept = {column.evaluation for column in TRAINED}, _swept(folders)
-    for table in comparison_tables([row for row in rows if row.identity.evaluation in trained], TRAINED, swept):
-        print_table(table, console)
-    others = distinguish_variants([row for row in rows if row.identity.evaluation not in trained])
-    for evaluation in dict.fromkeys(row.identity.evaluation for row in others):
-        print_table(_evaluation_table([row for row in others if row.identity.evaluation == evaluation]), console)
-    for folder in folders:
-        console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
-    console.print("Each holds config.yaml, metrics.jsonl, checkpoint/ and results/.")
-
-
-def _swept(folders: Mapping[Path, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Take from the overrides the values that rows do not name, by run: train.learning_rate, not attn or seq_len."""
-    return {
+    trained = {column.evaluation for column in TRAINED}
+    # Swept values that rows do not name, by run: train.learning_rate, but not attn or seq_len.
+    swept = {
         folder.name: {
             setting: word.partition("=")[2]
             for word in words
@@ -79,31 +63,32 @@ def _swept(folders: Mapping[Path, Sequence[str]]) -> dict[str, dict[str, str]]:
         }
         for folder, words in folders.items()
     }
+    for table in comparison_tables([row for row in rows if row.identity.evaluation in trained], TRAINED, swept):
+        print_table(table, console)
+    others = distinguish_variants([row for row in rows if row.identity.evaluation not in trained])
+    for evaluation in dict.fromkeys(row.identity.evaluation for row in others):
+        measured = [row for row in others if row.identity.evaluation == evaluation]
+        # Without verdicts: a sweep has too few seeds to mark a winner.
+        print_table(_line_per_variant(summary(figures(measured), []), _cell, title=evaluation), console)
+    for folder in folders:
+        console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
+    console.print("Each contains config.yaml, metrics.jsonl, checkpoint/ and results/.")
 
 
-def _evaluation_table(rows: Sequence[ResultRow]) -> Table:
-    """Make the headline table of one evaluation, a line a variant; with so few seeds no winner is marked."""
-    content = summary(figures(rows), [])
-    lines = [[variant, *map(_cell, entries)] for variant, entries in content.lines.items()]
+def _line_per_variant(content: Summary, cell: Callable[[Entry], TableCell], title: str = "") -> Table:
+    lines = [[variant, *map(cell, entries)] for variant, entries in content.lines.items()]
     headers = ["variant", *(column.header for column in content.columns)]
-    return Table(title=rows[0].identity.evaluation, lead=content.lead, headers=headers, lines=lines)
+    return Table(title=title, lead=content.lead, headers=headers, lines=lines)
 
 
 def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
-    """Make the table of a line a score and a column a variant, or the other way round where there are many variants.
-
-    Args:
-        with_intervals: for a page, which has room for them and for the parts that a variant lacks; on a terminal a
-            sentence below the table names those.
-    """
+    """Return a line per score and a column per variant, or the other way round for many variants."""
 
     def cell(entry: Entry) -> TableCell:
         return _cell(entry, with_interval=with_intervals, tells_parts=with_intervals)
 
     if len(content.lines) > MAX_COLUMNS:
-        lines = [[variant, *map(cell, entries)] for variant, entries in content.lines.items()]
-        headers = ["variant", *(column.header for column in content.columns)]
-        return Table(lead=content.lead, headers=headers, lines=lines)
+        return _line_per_variant(content, cell)
     lines = [
         [column.header, *(cell(entries[index]) for entries in content.lines.values())]
         for index, column in enumerate(content.columns)
@@ -117,7 +102,7 @@ def _cell(entry: Entry, *, with_interval: bool = False, tells_parts: bool = True
         notes = [entry.spread]
     elif figure is not None and figure.has_range:
         low, high = min(figure.values.values()), max(figure.values.values())
-        # Near 1 two digits would hide what differs.
+        # Near 1, two digits would hide differences.
         digits = 2 if low < 0.99 else 3
         notes = [f"{low:.{digits}f}–{high:.{digits}f}", entry.solved.replace(" of ", "/")]
     else:
@@ -127,9 +112,7 @@ def _cell(entry: Entry, *, with_interval: bool = False, tells_parts: bool = True
 
 
 def print_comparison(inputs: "Inputs") -> None:
-    """Print the summary of a comparison to standard output, with the variants of which all seeds failed; of a factorial
-    its effects and corners."""
-    # Imported here: it loads torch, which scripts wait for only once their configuration is checked.
+    # Imported here: it loads torch, and commands check their settings first.
     from attnbench.report.sections.effects import factorial_tables
 
     protocol = inputs.protocol

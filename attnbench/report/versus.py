@@ -1,7 +1,7 @@
-"""Two experiments against each other, each variant with itself: did a change help?
+"""Compare two experiments, each variant with itself: did a change help?
 
-A side is an experiment's folder, or FOLDER@COMMIT or FOLDER@DATE: of its rows those of one commit, or those whose
-measurement was begun on one day (2026-11-24, in this machine's time zone).
+A side is the folder of an experiment, or FOLDER@COMMIT or FOLDER@DATE for the rows of one commit, or those measured on
+one day (2026-11-24, in local time).
 """
 
 import json
@@ -30,34 +30,25 @@ COMMIT = re.compile(r"[0-9a-f]{4,40}(-dirty)?")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 COLUMNS = ("commit", "environment", "device", "precision", "backend", "model", "parameters", "seq_len")
-"""Columns of rows that may tell two sides apart, beside options."""
+"""Columns of rows in which sides may differ, in addition to options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of two experiments."""
-
     name: str
-    """Word behind the names of its variants: "softmax (before)"."""
+    """Suffix of its variants: "softmax (before)"."""
     inputs: Inputs
 
     def variant(self, name: str) -> str:
-        """Name a variant of this side."""
         return f"{name} ({self.name})"
 
 
 def write_versus(first: str, second: str, *, target: Path | None = None) -> Path:
-    """Compare the variants of the second side with those of the first; print a table and write one page.
-
-    Args:
-        target: folder to write; None for `report-against-<first>` inside the second's folder.
-
-    Returns:
-        The path of the page.
+    """Compare the variants of the second side with those of the first; print a table, write a page and return its path.
 
     Raises:
-        UserError: sides that are one, or have no variant, no metric at the same setting or no seed in common; rows of
-            different corpora; anything that read_inputs refuses.
+        UserError: identical sides; no common variant, seed, or metric at the same setting; rows of different corpora;
+        any error of read_inputs.
     """
     before, after = _sides(first, second)
     shared = [name for name in before.inputs.protocol.variants if name in after.inputs.protocol.variants]
@@ -84,7 +75,6 @@ def write_versus(first: str, second: str, *, target: Path | None = None) -> Path
 
 
 def _folder(side: str) -> tuple[Path, str]:
-    """Part the folder of a side from the commit or the date behind it."""
     folder, _, chosen = side.rpartition("@")
     if Path(side).exists() or not folder:
         return Path(side), ""
@@ -99,7 +89,7 @@ def _sides(first: str, second: str) -> tuple[Side, Side]:
         raise UserError(f"{first} and {second} are the same folder; name another, or a commit of each: {folder}@COMMIT")
     names = [folder.resolve().name, other_folder.resolve().name]
     if names[0] == names[1]:
-        # By what tells them apart: the commit or date behind them, or where they lie.
+        # Then the commits or dates are the names, or the full paths.
         is_one = folder.resolve() == other_folder.resolve()
         names = [chosen, other_chosen] if is_one else [str(path.resolve()) for path in (folder, other_folder)]
     given = [(folder, chosen, names[0]), (other_folder, other_chosen, names[1])]
@@ -108,9 +98,8 @@ def _sides(first: str, second: str) -> tuple[Side, Side]:
 
 
 def _read(folder: Path, chosen: str) -> Inputs:
-    """Read a side; of one commit or date all that lies there, whatever the last comparison was of."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: is no folder")
+        raise UserError(f"{folder}: is not a folder")
     there: dict[str, None] = {}
 
     def is_chosen(row: ResultRow, path: Path) -> bool:
@@ -123,27 +112,26 @@ def _read(folder: Path, chosen: str) -> Inputs:
     except UserError:
         if not there or any(value.startswith(chosen) for value in there):
             raise
-        raise UserError(f"{folder}@{chosen}: has no rows of it, but of {words.listed(sorted(there))}") from None
+        raise UserError(f"{folder}@{chosen}: has no such rows, only rows of {words.listed(sorted(there))}") from None
     variants = {row.identity.variant for row in inputs.rows}
     named = [name for name in inputs.protocol.variants if name in variants]
     return replace(inputs, protocol=replace(inputs.protocol, variants=named))
 
 
 def _day(path: Path) -> str:
-    """Return the day on which a results file was begun, as its last record says, in this machine's time zone.
+    """Return the local day on which the measurements of a results file began.
 
-    The date of the file itself is that of the last copy of it. A table of rows and a file that was cut off do not say.
+    The file's own date would be that of its last copy. Tables of rows and files that were cut off lack a start.
     """
     moment = started_at(path) if path.suffix == ".jsonl" else None
     return "an unknown day" if moment is None else moment.astimezone().date().isoformat()
 
 
 def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
-    """Put the common variants of both sides beside each other, under the names of their sides."""
 
     def renamed(side: Side) -> list[ResultRow]:
         of_it = [row for row in side.inputs.rows if row.identity.variant in shared]
-        # Runs of one name are two folders.
+        # Runs with equal names are in two folders.
         return [
             replace(
                 row,
@@ -158,7 +146,7 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
 
     variants = [side.variant(name) for name in shared for side in (before, after)]
     folders = {f"{side.name}/{run}": path for side in (before, after) for run, path in side.inputs.folders.items()}
-    # Of the two plans it keeps what describes evaluations, and what failed.
+    # Other entries of the two records do not apply to both.
     protocol = Protocol(
         plan=f"{after.name} against {before.name}",
         command="",
@@ -181,7 +169,6 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
 
 
 def _pair(evaluation: str, primary: Primary, first: str, second: str, over_seeds: Sequence[Figure]) -> Pair:
-    """Make the pair of a variant's sides, at the hardest setting that both have."""
     by_setting: dict[str, dict[str, Figure]] = {}
     for figure in over_seeds:
         is_primary = figure.evaluation == evaluation and primary.takes(figure.metric, figure.settings)
@@ -197,7 +184,6 @@ def _pair(evaluation: str, primary: Primary, first: str, second: str, over_seeds
 
 
 def _seeds_text(pair: Pair, over_seeds: Sequence[Figure]) -> str:
-    """Say which seeds the two have, where fewer than two are common."""
     seeds = []
     for name in (pair.first, pair.second):
         of_it = [f for f in over_seeds if f.variant == name and f.settings == pair.settings]
@@ -209,7 +195,6 @@ def _seeds_text(pair: Pair, over_seeds: Sequence[Figure]) -> str:
 def _table(
     verdicts: Sequence[Verdict], over_seeds: Sequence[Figure], sides: tuple[Side, Side], shared: Sequence[str]
 ) -> Table:
-    """Write a line a pair: the scores of both sides, their difference, and the verdict."""
     names = {sides[1].variant(name): name for name in shared}
 
     def score(pair: Pair, variant: str) -> str:
@@ -229,7 +214,7 @@ def _table(
         for it in verdicts
     ]
     headers = ["variant", "evaluation", *(side.name for side in sides), "difference", "verdict"]
-    note = "Undecided: in brackets the seeds that would decide. Differences of nats in % of perplexity."
+    note = "Undecided: the number of seeds in brackets would decide. Differences of nats are in % of perplexity."
     title = f"{sides[1].name} against {sides[0].name}"
     return Table(title=title, headers=headers, lines=lines, num_labels=2, notes=[note])
 
@@ -243,12 +228,11 @@ def _outcome(verdict: Verdict) -> str:
 
 
 def _changes(before: Side, after: Side, shared: Sequence[str]) -> list[str]:
-    """Say in what the rows of the two sides differ beside their numbers, variants that changed alike together."""
     texts: dict[str, list[str]] = {}
     for name in shared:
         there, here = (_conditions(side.inputs.rows, name) for side in (before, after))
         differing = [
-            f"{key} {_written(there.get(key))} → {_written(here.get(key))}"
+            f"{key} {'/'.join(there.get(key, ())) or 'none'} → {'/'.join(here.get(key, ())) or 'none'}"
             for key in dict.fromkeys([*there, *here])
             if there.get(key) != here.get(key)
         ]
@@ -257,7 +241,7 @@ def _changes(before: Side, after: Side, shared: Sequence[str]) -> list[str]:
 
 
 def _conditions(rows: Sequence[ResultRow], variant: str) -> dict[str, list[str]]:
-    """List what the rows of a variant say of how they were made, values in order of their text."""
+    """Return the conditions under which the rows of a variant were made, with sorted values."""
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.identity.variant != variant or is_search(row.identity.seed):
@@ -275,7 +259,3 @@ def _conditions(rows: Sequence[ResultRow], variant: str) -> dict[str, list[str]]
             if value is not None:
                 texts.setdefault(name, {})[words.shown_value(value)] = None
     return {name: sorted(values) for name, values in texts.items()}
-
-
-def _written(values: list[str] | None) -> str:
-    return "/".join(values) if values else "none"

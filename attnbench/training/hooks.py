@@ -20,8 +20,8 @@ from attnbench.model.stored import ModelRecord
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState, save_best, save_step
+from attnbench.training.learning_rate import learning_rates
 from attnbench.training.log import MetricsLog, ProgressBar
-from attnbench.training.schedule import learning_rates
 from attnbench.training.step import StepReport
 from attnbench.training.wandb import WandbMirror
 

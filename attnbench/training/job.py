@@ -27,12 +27,12 @@ from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Stopwatch
+from attnbench.training.learning_rate import shortened
 from attnbench.training.log import watched
 from attnbench.training.loop import text_batch
 from attnbench.training.prepare import Run, resolved_config, row_settings
 from attnbench.training.run import Training, make_ready, num_devices_of
 from attnbench.training.sample import write_sample
-from attnbench.training.schedule import shortened
 from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror, beside

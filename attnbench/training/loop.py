@@ -11,7 +11,7 @@ from attnbench.machine.group import Group
 from attnbench.model.dropout import row_keys
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.schedule import learning_rates
+from attnbench.training.learning_rate import learning_rates
 from attnbench.training.step import Batch, StepReport, stepper
 
 RATES_AT_A_TIME = 2**12

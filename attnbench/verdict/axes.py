@@ -1,7 +1,7 @@
-"""Axes: the settings of a row that tell what it is of, and which those of a run are that do not."""
+"""Axes: the settings of a row that identify its measurement, as opposed to the settings of the run that made it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,35 +13,28 @@ PER_RUN = (
     *("stack", "stack_too_large", "compiled"),
     *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL, IMPORTED),
 )
-"""Settings of a run that are no axis, and may differ between the seeds of one figure. Options of an evaluation that do
-differ become axes first, see `with_options_as_axes`."""
+"""Settings of a run, which may differ between the seeds of one figure. Options of an evaluation that differ become axes
+first (`with_options_as_axes`)."""
 
 Key = tuple[str, str, str]
 """One metric at one setting: evaluation, metric, settings as JSON."""
 
 
 def axes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Take the settings without those that belong to a run."""
     return {name: value for name, value in settings.items() if name not in PER_RUN}
 
 
 def is_chance(name: str) -> bool:
-    """Tell if a setting is a level to compare with, and no axis."""
     return name == "chance" or name.startswith("chance_")
 
 
 def key_of(row: ResultRow) -> Key:
-    """Tell what rows of several seeds and variants are of."""
     settings = axes(row.measurement.settings)
     return row.identity.evaluation, row.measurement.metric, json.dumps(settings, sort_keys=True)
 
 
 def distinguish_variants(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Rename models of one variant at several lengths, sizes, precisions or settings, a sweep's say: "softmax T512",
-    "linear conv_size=4".
-
-    Of operators, which are no mixer's, `figures` takes what differs for a setting.
-    """
+    """Rename models of one variant that differ in length, size, precision or options: "linear conv_size=4"."""
     rows = with_options_as_axes(rows)
     measured: dict[tuple[str, int | str, Key], list[ResultRow]] = {}
     for row in (row for row in rows if row.identity.mixer):
@@ -62,22 +55,21 @@ def distinguish_variants(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def _endings(row: ResultRow) -> list[dict[str, str]]:
-    """List what may follow a variant's name, by setting; a later dict only where those before it leave two alike."""
+    """List the possible endings of a variant's name, by setting; later dicts serve only ties."""
     identity, settings = row.identity, row.measurement.settings
     options = settings.get(MIXER_OPTIONS)
-    # A hybrid whose layers differ has a list of them.
+    # A hybrid with several mixers has a list of options.
     options = options if isinstance(options, dict) else {}
     return [
         {"model": identity.model, "seq_len": f"T{identity.seq_len}", "precision": identity.precision},
         {"recipe": settings.get("recipe", "without a recipe")},
-        {f"attn.{name}": f"{name}={_as_text(value)}" for name, value in options.items()},
+        {f"attn.{name}": f"{name}={it if isinstance(it, str) else json.dumps(it)}" for name, it in options.items()},
         {"backend": identity.backend},
         {"config_hash": identity.config_hash},
     ]
 
 
 def _differing(endings: Sequence[list[dict[str, str]]]) -> list[str]:
-    """List settings in which rows of one variant, seed, metric and setting differ, as many as tell them all apart."""
     names: list[str] = []
     told: list[tuple[str, ...]] = [() for _ in endings]
     for tier in zip(*endings, strict=True):
@@ -91,12 +83,8 @@ def _differing(endings: Sequence[list[dict[str, str]]]) -> list[str]:
     return names
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def with_precision(rows: list[ResultRow]) -> list[ResultRow]:
-    """Put the precision of operators, which are no mixer's, among their settings if it varies."""
+    """Make the precision of operators a setting if it varies."""
     precisions = {row.identity.precision for row in rows if not row.identity.mixer}
     if len(precisions) < 2:
         return rows
@@ -109,10 +97,9 @@ def with_precision(rows: list[ResultRow]) -> list[ResultRow]:
 
 
 def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Put those options of their evaluation among the axes in which rows of one metric and setting differ.
+    """Make options of an evaluation settings where rows of one metric and setting differ in them.
 
-    What was trained for 500 steps is then at another setting than what was trained for 1,500, and neither averaged nor
-    compared with it.
+    Trainings of 500 and of 1,500 steps are thus neither averaged nor compared.
     """
     by_key: dict[Key, list[dict[str, Any]]] = {}
     for row in rows:
@@ -124,13 +111,14 @@ def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
         for name in dict.fromkeys(name for options in group for name in options):
             if len({json.dumps(options.get(name), sort_keys=True) for options in group}) > 1:
                 differing.setdefault(evaluation, {})[name] = None
-    return [_with_axes(row, differing.get(row.identity.evaluation, {})) for row in rows]
 
+    def with_axes(row: ResultRow) -> ResultRow:
+        settings = row.measurement.settings
+        names = differing.get(row.identity.evaluation, {})
+        added = {name: settings.get(EVALUATION_OPTIONS, {}).get(name) for name in names}
+        return _with_settings(row, {**added, **settings}) if added else row
 
-def _with_axes(row: ResultRow, names: Iterable[str]) -> ResultRow:
-    settings = row.measurement.settings
-    added = {name: settings.get(EVALUATION_OPTIONS, {}).get(name) for name in names}
-    return _with_settings(row, {**added, **settings}) if added else row
+    return [with_axes(row) for row in rows]
 
 
 def _with_settings(row: ResultRow, settings: dict[str, Any]) -> ResultRow:

@@ -1,4 +1,4 @@
-"""A finding decided from rows: each of its contrasts as an estimate, its limits and a verdict."""
+"""Decide a finding from rows: an estimate, its limits and a verdict for each contrast."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import ContrastSettings, FindingSettings
-from attnbench.verdict.finding import (
+from attnbench.verdict.bounds import (
     FAIL,
     MISSES,
     NOT_RUN,
@@ -30,20 +30,17 @@ from attnbench.verdict.seeds import Figure, figures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """One contrast of a finding, decided."""
-
     label: str
-    """Words for the figure: "share of seeds of softmax with accuracy >= 0.95"."""
+    """The figure in words: "share of seeds of softmax with accuracy >= 0.95"."""
     estimate: Estimate
     limits: Limits
     outside: bool
     verdict: str
     seeds_needed: int | None
-    """Seeds in all that would decide an undecided one; None: more than 100."""
+    """Total number of seeds that would decide the contrast if it is undecided; None: more than 100."""
 
     @property
     def asked(self) -> str:
-        """Words for the limits: ">= 0.7"."""
         least, most = self.limits
         words = [f">= {least:g}"] if math.isfinite(least) else []
         words += [f"<= {most:g}"] if math.isfinite(most) else []
@@ -51,7 +48,6 @@ class Tested:
 
     @property
     def text(self) -> str:
-        """The figure with its bounds, the limits and, if undecided, the seeds that it would take."""
         estimate = self.estimate
         text = f"{self.label} {estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}], asked {self.asked}"
         if self.verdict != UNDECIDED:
@@ -62,17 +58,14 @@ class Tested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A finding and what came out."""
-
     finding: FindingSettings
     verdict: str
     tested: Sequence[Tested] = ()
     reason: str = ""
-    """Why it was not run."""
+    """Reason for not running it."""
 
     @property
     def line(self) -> str:
-        """One line: the verdict, and the contrast that it rests on."""
         head = f"{self.verdict:9} {self.finding.name}"
         deciding = [it for it in self.tested if it.verdict == self.verdict]
         if not deciding:
@@ -82,7 +75,7 @@ class Decision:
 
     @property
     def other_answer(self) -> tuple[str, str]:
-        """The other answer, of one that is open FAIL, and what would have to be true for it."""
+        """The other verdict (FAIL for an undecided finding), and the condition for it."""
         if self.verdict != FAIL:
             return FAIL, self.finding.otherwise
         missed = [it for it in self.tested if it.verdict != PASS]
@@ -90,7 +83,7 @@ class Decision:
 
 
 def decide(finding: FindingSettings, rows: Iterable[ResultRow], seeds: Sequence[int]) -> Decision:
-    """Decide a finding; not run, with the reason, where a score of any seed is missing."""
+    """Decide a finding; it is not run if the score of any seed is missing."""
     scored, wanted = figures(rows), sorted(seeds)
     try:
         tested = [_test(contrast, finding, scored, wanted) for contrast in finding.contrasts]
@@ -100,12 +93,11 @@ def decide(finding: FindingSettings, rows: Iterable[ResultRow], seeds: Sequence[
 
 
 def variant_at(name: str, rates: Mapping[str, float], finding: FindingSettings) -> str:
-    """Name the variant of a plan that is scored at these rates; its own name where it has no others."""
     return "-lr".join([name, *(f"{rate:g}" for rate in rates.values())]) if finding.variants[name].in_window else name
 
 
 class _MissingError(Exception):
-    """A score that is not there."""
+    """A score is missing."""
 
 
 def _test(contrast: ContrastSettings, finding: FindingSettings, scored: Sequence[Figure], seeds: list[int]) -> Tested:
@@ -146,7 +138,6 @@ def _estimate(
 
 
 def _capacity(contrast: ContrastSettings, scored: Sequence[Figure], seeds: list[int]) -> Estimate:
-    """Correlation of a recurrent model's state bytes with the largest number of pairs that it holds."""
     held: dict[str, dict[int, list[float]]] = {}
     sizes: dict[str, float] = {}
     for figure in scored:
@@ -159,16 +150,11 @@ def _capacity(contrast: ContrastSettings, scored: Sequence[Figure], seeds: list[
             held.setdefault(model, {})[int(figure.settings["num_pairs"])] = _values(figure, seeds)
     loads = {tuple(sorted(by_load)) for by_load in held.values()}
     if len(loads) != 1 or len(held) < 3 or not {*held} <= {*sizes}:
-        raise _MissingError(f"{contrast.metric}: a correlation takes three models, each at every number of pairs")
+        raise _MissingError(f"{contrast.metric}: a correlation needs three models, each at every number of pairs")
     return capacity_correlation(held, sizes, contrast.threshold or 0.0)
 
 
 def _one(contrast: ContrastSettings, scored: Sequence[Figure], variant: str) -> Figure:
-    """The one figure of a variant that a contrast is about.
-
-    Raises:
-        UserError: the contrast's settings leave several.
-    """
     known = [
         figure
         for figure in scored
@@ -179,7 +165,8 @@ def _one(contrast: ContrastSettings, scored: Sequence[Figure], variant: str) -> 
     if not known:
         raise _MissingError(f"{variant} has no {contrast.metric} at {contrast.settings}")
     if len(known) > 1:
-        raise UserError(f"settings={contrast.settings}: {contrast.metric} of {variant} stands at {len(known)} settings")
+        given = f"settings={contrast.settings}"
+        raise UserError(f"{given}: {contrast.metric} of {variant} was measured at {len(known)} such settings, not one")
     return known[0]
 
 

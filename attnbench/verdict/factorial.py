@@ -1,17 +1,17 @@
-"""Effects of the parts around a mixer, from a factorial plan: main effects, interactions, shares solved a corner.
+"""Effects of the parts around a mixer, from a factorial plan: main effects, interactions, and shares solved by corner.
 
 The nats of mixer m at corner c under seed s are modelled as
 
     nats_mcs = mean_mc + block_s + error_mcs
 
-by least squares, with HC3 standard errors (MacKinnon and White, 1985), which need no equal variances. Effects are
-contrasts of the means: of a part, the mean over corners that have it less the mean over those that have it not; of two
-parts, the same with the corners that have both or neither against those that have one, half of how much the effect of
-one changes with the other. Nothing is adjusted for the number of intervals: a factorial is descriptive.
+by least squares, with HC3 standard errors (MacKinnon and White, 1985), which allow unequal variances. Effects are
+contrasts of the means. Main effect: mean over corners with the part minus mean over corners without it. Interaction:
+mean over corners with both parts or neither minus mean over corners with one, which is half the change of one part's
+effect with the other part. Intervals are not adjusted for their number: a factorial is descriptive.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -25,65 +25,57 @@ from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import CONFIDENCE
 
 MIN_SEEDS = 2
-"""Seeds that a corner needs: of one nobody can say how much it varies."""
+"""Seeds that a corner needs to show variation."""
 
 Corner = tuple[str, frozenset[str]]
-"""A mixer, and the parts that are at their second level."""
+"""A mixer, and the set of its parts at their second level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One effect on nats, negative where it helps, and its 95 % interval."""
+    """An effect in nats, negative if it helps, and its 95 % interval."""
 
     name: str
-    """The part, or "gate x positions"; two that cannot be told apart are both named."""
+    """A part, or "gate × positions"; names both of two effects that cannot be separated."""
     mixer: str
-    """A mixer, whose difference from the mean over mixers this is; empty for that mean."""
+    """Mixer whose difference from the mean over mixers this is; empty for the mean itself."""
     nats: float
     low: float
     high: float
 
     def in_percent(self) -> tuple[float, float, float]:
-        """Return the effect and its interval in percent of perplexity."""
         percent, low, high = (percent_of_nats(value) for value in (self.nats, self.low, self.high))
         return percent, low, high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factorial:
-    """Parts and corners of a plan, measured or not."""
-
     factors: list[str]
-    """Names of the parts."""
     corners: list[Corner]
 
     @classmethod
     def of(cls, variants: Sequence[str], factors: Sequence[str]) -> "Factorial":
-        """Read the corners off the names of the variants; those that are none, as a user's own, are left out."""
+        """Read the corners from variants' names; other variants are left out."""
         named = [(name.split(SIGN)[0], frozenset(name.split(SIGN)[1:])) for name in variants]
         return cls(factors=list(factors), corners=[corner for corner in named if corner[1] <= set(factors)])
 
     @property
     def mixers(self) -> list[str]:
-        """The mixers, in the order of the plan."""
         return list(dict.fromkeys(mixer for mixer, _ in self.corners))
 
     @property
     def levels(self) -> list[frozenset[str]]:
-        """The corners of a mixer."""
         return list(dict.fromkeys(high for _, high in self.corners))
 
     @property
     def is_half(self) -> bool:
-        """True where half of all combinations are planned."""
         return len(self.levels) < 2 ** len(self.factors)
 
     def variant(self, mixer: str, high: frozenset[str]) -> str:
-        """Return the variant that a mixer is called at a corner."""
         return corner_name(mixer, [part for part in self.factors if part in high])
 
     def terms(self) -> dict[str, tuple[str, ...]]:
-        """Name main effects and interactions of two parts; of those that are one contrast the first stands for both."""
+        """Name main effects and two-part interactions, inseparable ones once."""
         terms: dict[str, tuple[str, ...]] = {part: (part,) for part in self.factors}
         known: set[frozenset[str]] = set()
         for pair in combinations(self.factors, 2):
@@ -94,30 +86,24 @@ class Factorial:
         return terms
 
     def contrast(self, parts: Sequence[str]) -> dict[frozenset[str], float]:
-        """Return the weight of each corner's mean: +1 over the number of corners on its side, or -1 over it."""
+        """Return the weight of each corner's mean."""
         signs = {high: math.prod(1 if part in high else -1 for part in parts) for high in self.levels}
         return {high: 2 * sign / len(signs) for high, sign in signs.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """Effects that the nats of a factorial show, and the gaps in them."""
-
     effects: list[Effect]
     mixers: list[str]
-    """Those with nats at every corner, which means over mixers are of."""
+    """Mixers with nats at every corner; means are over these."""
     seeds: list[int]
-    """Those that all corners of these mixers have: the blocks."""
+    """Seeds that all corners of these mixers share: the blocks."""
     gaps: list[str]
-    """A sentence for each corner without nats, and for what cannot be estimated for want of it."""
+    """A sentence for each corner without nats, and for the effects that cannot be estimated without them."""
 
 
 def effects_on_nats(factorial: Factorial, figures: Sequence[Figure], primary: Primary) -> Effects:
-    """Estimate all effects; those of a mixer with a corner that failed or is missing are left out, and said to be.
-
-    Args:
-        figures: of one evaluation, whose primary metric is in nats.
-    """
+    """Estimate the effects on the nats of one evaluation; mixers with a failed or missing corner are left out."""
     measured = by_variant(figures, primary)
     values: dict[Corner, dict[int, float]] = {}
     gaps, incomplete = [], dict.fromkeys(factorial.mixers, False)
@@ -145,17 +131,15 @@ def effects_on_nats(factorial: Factorial, figures: Sequence[Figure], primary: Pr
 
 
 def by_variant(figures: Sequence[Figure], primary: Primary) -> dict[str, Figure]:
-    """Find the figure of the primary metric of each variant, at the hardest setting."""
     hardest = primary_figures(figures, primary, [figure.variant for figure in figures])
     return {name: figure for figure in hardest.values() for name in figure.names}
 
 
 def _obstacle(figure: Figure | None) -> str:
-    """Say why a corner has no nats that effects could be of; empty where it has."""
     if figure is None:
         return "was not measured"
     if figure.num_diverged or not figure.values:
-        # Its nats count as the unigram's, which is no effect of a part.
+        # Diverged seeds count with the nats of the unigram, which show no effect of a part.
         return figure.obstacle or f"diverged at {figure.num_diverged} of {sum(figure.statuses.values())} seeds"
     if len(figure.values) < MIN_SEEDS:
         return f"has {len(figure.values)} seed, and effects need {MIN_SEEDS}"
@@ -165,18 +149,19 @@ def _obstacle(figure: Figure | None) -> str:
 def _estimated(
     factorial: Factorial, corners: Sequence[Corner], nats_CS: np.ndarray, mixers: Sequence[str]
 ) -> list[Effect]:
-    """Fit the means of corners C under seeds S, and take every contrast of them."""
-    # Imported here: it takes longer to load than most commands.
+    # Imported here, because it takes longer to load than most commands.
     from statsmodels.regression.linear_model import OLS
 
     num_corners, num_seeds = nats_CS.shape
-    # The first seed's block is 0: contrasts of means do not see what all of them share.
+    # The first seed's block is 0, because contrasts of means cancel what all of them share.
     means, blocks = np.eye(num_corners).repeat(num_seeds, axis=0), np.tile(np.eye(num_seeds)[:, 1:], (num_corners, 1))
     fitted = OLS(nats_CS.ravel(), np.hstack([means, blocks])).fit(cov_type="HC3", use_t=True)
     names, weights = [], []
     for name, parts in factorial.terms().items():
         contrast = factorial.contrast(parts)
-        of_mixer = {mixer: _weights(corners, contrast, mixer) for mixer in mixers}
+        of_mixer = {
+            mixer: np.array([contrast[high] if other == mixer else 0.0 for other, high in corners]) for mixer in mixers
+        }
         mean = np.mean(list(of_mixer.values()), axis=0)
         names.append((name, ""))
         weights.append(mean)
@@ -190,10 +175,6 @@ def _estimated(
         Effect(name=name, mixer=mixer, nats=float(effect), low=float(low), high=float(high))
         for (name, mixer), effect, (low, high) in zip(names, np.atleast_1d(test.effect), intervals, strict=True)
     ]
-
-
-def _weights(corners: Sequence[Corner], contrast: Mapping[frozenset[str], float], mixer: str) -> np.ndarray:
-    return np.array([contrast[high] if other == mixer else 0.0 for other, high in corners])
 
 
 def _term(parts: Sequence[str]) -> str:

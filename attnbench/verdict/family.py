@@ -1,6 +1,6 @@
-"""Families: the pairs that verdicts are about, named before anything is scored, and their differences once it is.
+"""Families: the pairs of variants that are tested, named before any score, and their differences.
 
-A family has every pair of variants, or every variant and the reference, at the primary metric of every evaluation.
+A family pairs all variants, or each variant with the reference, at the primary metric of every evaluation.
 """
 
 import json
@@ -21,50 +21,45 @@ from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import MCNEMAR, SIGN_FLIP, STUDENT, PairedTest
 
 TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
-"""The test of each kind of primary metric."""
+"""Test for each kind of primary metric."""
 
 NATS_RESOLUTION = 1e-6
-"""Standard error below which nats are rounding."""
+"""Smallest standard error of nats; smaller ones are rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two variants at the primary metric of one evaluation."""
-
     evaluation: str
     primary: Primary
     settings: dict[str, Any]
     first: str
     second: str
     differences: tuple[float, ...] = ()
-    """First minus second, a number a seed that both have, in the order of the seeds."""
+    """First minus second for each common seed, in the order of the seeds."""
     seeds: tuple[int, ...] = ()
-    """The seeds of the differences."""
     resolution: float = NATS_RESOLUTION
-    """Step of the scores."""
+    """Step between scores."""
     solved: tuple[int, int] | None = None
-    """Number of these seeds that solve the task, of the first and of the second; None where no row says it."""
+    """Numbers of these seeds that solve the task, for the first and second variant; None if unknown."""
     failed: tuple[str, ...] = ()
-    """Variants of the two with diverged seeds, which count as chance."""
+    """Variants of the pair with diverged seeds, which count as chance."""
     obstacle: str = ""
-    """Reason why there can be no verdict; empty where there can."""
+    """Reason why there can be no verdict."""
 
     @property
     def test(self) -> PairedTest:
-        """The test of the metric's kind."""
         return TESTS[self.primary.kind]
 
     @property
     def condition(self) -> str:
-        """Words for the seeds that the differences speak of, where all seeds of both came out alike: they say nothing
-        of how often a seed fails, as no failure, or nothing else, was seen."""
+        """The seeds that the verdict is about, if all have one outcome: it then does not show how often seeds fail."""
         if self.solved is None or not self.seeds or self.solved not in ((0, 0), (len(self.seeds),) * 2):
             return ""
         return "seeds that solve it" if self.solved[0] else "seeds that do not solve it"
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the differences, at least their resolution; needs two seeds."""
+        """Standard deviation of the differences, at least their resolution."""
         return max(float(np.std(self.differences, ddof=1)), self.resolution)
 
 
@@ -75,17 +70,12 @@ def family(
     reference: str | None,
     primaries: Mapping[str, Primary],
 ) -> list[Pair]:
-    """Make the pairs of a comparison, from what was measured.
+    """Return the pairs of a comparison with their differences.
 
-    Variants that are one model in an evaluation are one member there. A variant that has no number keeps its pairs.
-
-    Args:
-        rank: variants; figures of others change nothing.
-        reference: one of them, with which alone the others are compared; None: all pairs.
-        primaries: primary metric by evaluation.
+    Variants that are one model in an evaluation are one member there. Variants without scores keep their pairs.
 
     Raises:
-        UserError: more than 6 variants without a reference, or a reference that is not among them.
+        UserError: more than 6 variants without a reference, or a reference that is not ranked.
     """
     shared: dict[str, dict[str, str]] = {}
     for figure in figures:
@@ -107,19 +97,20 @@ def name_family(
     evaluations: Sequence[str],
     shared: Mapping[str, Mapping[str, str]],
 ) -> list[tuple[str, str, str]]:
-    """Name the pairs of a comparison, before anything is measured: evaluation, first, second.
+    """Return the pairs of a comparison as (evaluation, first, second), before anything is measured.
 
     Args:
+        reference: the variant that all others are paired with; None: all pairs.
         evaluations: those with a primary metric.
-        shared: by evaluation, variants that are one model with another there, and which.
+        shared: by evaluation, variants that are one model with another, and that other.
 
     Raises:
-        UserError: as `family`.
+        UserError: as in `family`.
     """
     rank = list(dict.fromkeys(rank))
     if reference is None and len(rank) > MAX_PAIRED:
         raise UserError(
-            f"rank={','.join(rank)}: has {len(rank)} variants, and more than {MAX_PAIRED} need a reference "
+            f"rank={','.join(rank)}: has {len(rank)} variants, but more than {MAX_PAIRED} need a reference "
             "to be compared with; name one of them as reference"
         )
     if reference is not None and rank and reference not in rank:
@@ -140,15 +131,11 @@ def check_family(
     num_seeds: Mapping[str, int],
     settings: Mapping[str, str],
 ) -> None:
-    """Refuse a family with a test that no scores could make significant.
+    """Refuse a family in which the smallest possible p-value of a test exceeds its first Holm step.
 
     Args:
-        names: as `name_family` gives them.
-        num_seeds: seeds by evaluation.
-        settings: name of the setting with these seeds by evaluation, for the message.
-
-    Raises:
-        UserError: the smallest p-value of a metric's test exceeds its first Holm step; names the seeds that it needs.
+        names: as returned by `name_family`.
+        num_seeds, settings: by evaluation, number of seeds and the setting that gives it.
     """
     if not names:
         return
@@ -166,17 +153,16 @@ def check_family(
 
 
 def fewest_seeds_of(primary: Primary, num_pairs: int) -> int:
-    """Return the seeds below which nothing is found about a metric in a family of so many pairs."""
     return fewest_seeds(TESTS[primary.kind], SIGNIFICANCE / num_pairs)
 
 
 def fewest_seeds(test: PairedTest, alpha: float) -> int:
-    """Return the seeds below which no difference of any size is found at level `alpha`."""
+    """Return the fewest seeds with which `test` can reject at level `alpha`."""
     return next(num for num in range(2, MAX_SEEDS + 1) if test.smallest_p(num) <= alpha)
 
 
 def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
-    """Find the figures of the primary metric by variant, at the hardest setting that any of the variants has."""
+    """Return the figures of the primary metric by variant, at the hardest measured setting."""
     by_setting: dict[str, dict[str, Figure]] = {}
     for figure in figures:
         if figure.variant in variants and primary.takes(figure.metric, figure.settings):
@@ -186,11 +172,8 @@ def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Seque
 
 
 def solved_beside(score: Figure, primary: Primary, figures: Sequence[Figure]) -> Figure | None:
-    """Find the seeds solved that a score decides, the primary metric at its hardest; None where there are none.
-
-    Args:
-        figures: of the score's evaluation.
-    """
+    """Find the seeds solved that this score (the primary metric at its hardest) decides, among figures of its
+    evaluation."""
     of_variant = [it for it in figures if it.variant == score.variant]
     for solved in (it for it in of_variant if it.metric == "solved"):
         place = {name: value for name, value in solved.settings.items() if not is_chance(name)}
@@ -211,11 +194,7 @@ def pair_of(
     measured: Mapping[str, Figure],
     figures: Sequence[Figure] = (),
 ) -> Pair:
-    """Make the pair of two variants from their figures.
-
-    Args:
-        figures: of the evaluation, among which are those of the seeds solved.
-    """
+    """Pair two variants, from primary figures by variant and all figures of the evaluation."""
     settings = next(iter(measured.values())).settings if measured else primary.settings
     empty = Pair(evaluation=evaluation, primary=primary, settings=settings, first=first, second=second)
     for name in (first, second):

@@ -1,4 +1,4 @@
-"""Order of a comparison: what was frozen, what was scored, and if the first came first and still holds."""
+"""Check a comparison against its freeze.json: what was frozen, what was scored, and in which order."""
 
 import json
 from collections import Counter
@@ -12,9 +12,8 @@ from attnbench.results.rows import IMPORTED, ResultRow, is_search
 from attnbench.verdict.axes import key_of
 from attnbench.verdict.rates import Choice
 
-SIDES = ("first", "second")
 MAX_NAMED = 3
-"""Variants without some seeds that a sentence names; of more it says how many."""
+"""Variants without some seeds that a sentence names; the others are counted."""
 
 NOT_FROZEN = "Not frozen: seeds, pairs and rules were not written down before the scores."
 
@@ -30,20 +29,19 @@ def frozen_sentence(
     committed: tuple[str, str] | None = None,
     rates: Iterable[Choice] = (),
 ) -> str:
-    """Say if a comparison was frozen before it was scored and is what was frozen, or in what it is not.
+    """Say if a comparison was frozen before its first score, and name deviations.
 
     Args:
         freeze: content of freeze.json; None: there is none.
-        rows: of all scored seeds, the control's too.
-        family: the pairs that are judged now: evaluation, first, second.
-        protocols: by evaluation, the rules that the comparison last ran under, see `results.protocol`.
-        first_scored: when the first scored or timed cell was begun; None: no cell says.
-        num_without_start: results that do not say when they were begun.
-        committed: the first commit that has freeze.json as it is, and its date; None: there is none.
-        rates: learning rates that were chosen.
+        rows: rows of all scored seeds, with the control's.
+        family: the pairs that are judged.
+        protocols: rules of the latest run by evaluation; see `results.protocol`.
+        first_scored: start of the first scored or timed cell; None: unknown.
+        num_without_start: number of results without a start.
+        committed: first commit with this freeze.json, and its date.
 
     Raises:
-        KeyError, TypeError, ValueError: `freeze` is not what attnbench compare writes.
+        KeyError, TypeError, ValueError: `freeze` has another format than attnbench compare writes.
     """
     measured: dict[str, list[ResultRow]] = {}
     for row in rows:
@@ -53,7 +51,7 @@ def frozen_sentence(
         changed = _other_rules(measured, {name: str(entry.get("id")) for name, entry in protocols.items()})
         return " ".join([NOT_FROZEN, *(f"{fault[0].upper()}{fault[1:]}." for fault in changed)])
     then = {str(name): str(entry["id"]) for name, entry in freeze["protocols"].items()}
-    # Only what has a primary metric is scored at every seed of the plan.
+    # Only evaluations with a primary metric are scored at every seed of the plan.
     tested = [name for name, entry in freeze["protocols"].items() if entry["primary"] is not None]
     seeds = {*freeze["seeds"], *freeze["probe_seeds"], *freeze["control_seeds"]}
     more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)  # pyright: ignore
@@ -79,7 +77,7 @@ def frozen_sentence(
 
 
 def imported_cells(rows: Iterable[ResultRow]) -> dict[str, Any]:
-    """Count the cells of rows, those that were imported, and those of each mark; empty where none was imported."""
+    """Count cells, imported cells, and imported cells by mark; empty if none was imported."""
     marks: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
         identity = row.identity
@@ -92,7 +90,6 @@ def imported_cells(rows: Iterable[ResultRow]) -> dict[str, Any]:
 
 
 def imported_sentence(rows: Iterable[ResultRow]) -> str:
-    """Say how many cells were not measured here, and from which files they came; empty where all were."""
     found = imported_cells(rows)
     if not found:
         return ""
@@ -105,11 +102,7 @@ def imported_sentence(rows: Iterable[ResultRow]) -> str:
 
 
 def without_primary(rows: Iterable[ResultRow], primaries: Mapping[str, Primary]) -> str:
-    """Name the seeds that have rows of an evaluation and not its primary metric wherever other seeds have it; empty
-    where all have it.
-
-    A row that says why there is no number counts everywhere.
-    """
+    """Name seeds that have rows of an evaluation but neither its primary metric nor a reason for that."""
     seeds: dict[tuple[str, str], set[int | str]] = {}
     failed: dict[tuple[str, str], set[int | str]] = {}
     scored: dict[tuple[str, str], dict[str, set[int | str]]] = {}
@@ -138,7 +131,6 @@ def without_primary(rows: Iterable[ResultRow], primaries: Mapping[str, Primary])
 
 
 def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | None) -> str:
-    """Say what is wrong with the order; empty where the first score is later."""
     if first_scored is None:
         return "no cell says when it was scored"
     if datetime.fromisoformat(first_scored) < datetime.fromisoformat(frozen):
@@ -149,9 +141,9 @@ def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | N
 
 
 def _searched_otherwise(freeze: Mapping[str, Any], rates: Iterable[Choice]) -> str:
-    """Count the language models whose rate was searched by another rule than was frozen; empty where none was.
+    """Return how many language models had their rate searched by another rule than the frozen one; empty if none.
 
-    Of a file without `rates_in_full` a search trains two rates in full.
+    In files without `rates_in_full`, a search trains two rates in full.
     """
     others = [rate for rate in rates if len(rate.scores) > 2 and rate.after_an_epoch]
     if "rates_in_full" in freeze or not others:
@@ -163,10 +155,17 @@ def _searched_otherwise(freeze: Mapping[str, Any], rates: Iterable[Choice]) -> s
 
 
 def _without_scores(freeze: Mapping[str, Any], measured: Mapping[str, Sequence[ResultRow]]) -> list[str]:
-    """Name the variants of the family that were scored at some of the frozen seeds and not at all: what is paired is
-    what both have, so that a seed whose rows are lost would change a verdict without a word."""
-    probes = {evaluation for evaluation in measured for cell in freeze["cells"] if _is_of(cell["label"], evaluation)}
-    members = {(pair["evaluation"], pair[which]): pair["metric"] for pair in freeze["family"] for which in SIDES}
+    """Name the variants of the family that lack scores at some of the frozen seeds, but not at all of them.
+
+    Pairs use common seeds, so that lost rows would change a verdict silently.
+    """
+
+    def has_cells(evaluation: str) -> bool:  # Cells of language models are labelled `training`.
+        return any(cell["label"].startswith(f"{evaluation} ") for cell in freeze["cells"])
+
+    probes = {evaluation for evaluation in measured if has_cells(evaluation)}
+    sides = ("first", "second")
+    members = {(pair["evaluation"], pair[which]): pair["metric"] for pair in freeze["family"] for which in sides}
     faults = []
     for (evaluation, variant), metric in members.items():
         frozen = {*freeze["probe_seeds" if evaluation in probes else "seeds"]}
@@ -182,17 +181,11 @@ def _without_scores(freeze: Mapping[str, Any], measured: Mapping[str, Sequence[R
     return faults if more <= 0 else [*faults[:MAX_NAMED], f"{more} more lack seeds that were frozen"]
 
 
-def _is_of(label: str, evaluation: str) -> bool:
-    """Tell if a cell is a training of a probe's own: those of language models are of `training`."""
-    return label.startswith(f"{evaluation} ")
-
-
 def _counted_seeds(seeds: Sequence[int | str]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _other_rules(measured: Mapping[str, Sequence[ResultRow]], ids: Mapping[str, str]) -> list[str]:
-    """Name the evaluations with rows that were measured under other rules than these."""
     faults = []
     for evaluation, group in measured.items():
         others = {str(row.measurement.settings.get(PROTOCOL)) for row in group} - {ids.get(evaluation)}
@@ -203,7 +196,6 @@ def _other_rules(measured: Mapping[str, Sequence[ResultRow]], ids: Mapping[str, 
 
 
 def _changed_since(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name what is another rule in this version of attnbench than in these protocols."""
     now = rules()
     names = {name for entry in protocols.values() for name in now if entry["rules"].get(name) != now[name]}
     return [f"the rules of verdicts have changed since in {', '.join(sorted(names))}"] if names else []

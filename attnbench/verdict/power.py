@@ -1,6 +1,6 @@
-"""Power of paired tests: what so many seeds find. Numbers in, numbers out.
+"""Power of paired tests, from numbers alone.
 
-scipy and statsmodels are loaded where they are used, as in statistics.py.
+scipy and statsmodels are imported in functions, as in statistics.py.
 """
 
 import math
@@ -10,73 +10,73 @@ from functools import lru_cache
 import numpy as np
 
 POWER = 0.8
-"""Probability with which the number of seeds that a report names decides a test."""
+"""Power at the number of seeds that a report recommends."""
 
 MAX_SEEDS = 100
-"""More seeds than this are not named: the difference is then too small for a bench of small models."""
+"""Largest recommended number of seeds; differences that need more are too small for a bench of small models."""
 
 MAX_DRAWN, NUM_DRAWS, NUM_PARTS = 14, 2_000, 8
-"""Seeds up to which the power of sign flips is drawn, how often, and in how many parts; of more seeds it is Student's
-but for 0.03."""
+"""Most seeds for which the power of sign flips is simulated, number of draws, and of parts that they are computed in;
+with more seeds, Student's power differs by at most 0.03."""
 
 TIE = 1e-12
-"""Share of the largest difference by which two means of differences differ by rounding alone."""
+"""Share of the largest difference below which two means of differences count as equal."""
 
 
 def difference_power(effect: float, spread: float, alpha: float, num: int) -> float:
-    """Return the probability that Student's test of `num` pairs at level `alpha` finds the difference `effect`."""
+    """Return the power of Student's test of `num` pairs at level `alpha` for the difference `effect`."""
     from scipy.stats import nct, t
 
     shift = abs(effect) * math.sqrt(num) / spread
-    # Beyond it the noncentral distribution is not computed well, and the power is 1.
+    # Beyond 30 the noncentral distribution is inaccurate, and the power is 1.
     return float(nct.sf(t.ppf(1 - alpha / 2, num - 1), num - 1, shift)) if shift < 30 else 1.0
 
 
 def equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-    """Return the probability that two one-sided tests of `num` pairs at level `alpha` each show equivalence."""
+    """Return the power of two one-sided tests of `num` pairs, at level `alpha` each, to show equivalence."""
     from scipy.stats import chi2, norm, t
 
     error = spread / math.sqrt(num)
-    # The standard error varies from sample to sample: the mean over 99 quantiles of its distribution.
+    # The standard error is random: average over 99 quantiles of its distribution.
     errors = np.sqrt(chi2.ppf(np.arange(1, 100) / 100, num - 1) / (num - 1)) * error
-    room = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
-    inside = norm.cdf((room - effect) / error) - norm.cdf((-room - effect) / error)
+    width = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
+    inside = norm.cdf((width - effect) / error) - norm.cdf((-width - effect) / error)
     return float(np.mean(inside))
 
 
 def flips_power(effect: float, spread: float, rank: int, num: int, seen: Sequence[float]) -> float:
-    """Return the probability that a sign-flip test of `num` pairs, MAX_DRAWN at most, finds a difference.
+    """Return the power of a sign-flip test of `num` pairs, at most MAX_DRAWN.
 
     Args:
-        rank: of the end of its interval among the ordered means of subsets, from 1.
-        seen: differences to draw from, with this mean and spread; none: normal ones.
+        rank: of the interval's end among the ordered means of subsets, from 1.
+        seen: differences with this mean and spread to draw from; empty: normal ones.
     """
     side = math.copysign(1.0, effect)
     lows = _lower_ends(num, rank, tuple(side * value for value in seen))
-    # The test counts a mean of 0 as not above 0 (SignFlip), and so does its power: rounding makes no difference found.
+    # The test counts a mean of 0 as not above 0 (SignFlip), and so must its power, whatever the rounding.
     near = TIE * max(map(abs, seen), default=0.0)
     return float(np.mean(lows > (near if seen else -abs(effect) / spread)))
 
 
 @lru_cache(maxsize=256)
 def _lower_ends(num: int, rank: int, seen: tuple[float, ...]) -> np.ndarray:
-    """Draw `num` differences of those seen, or normal ones, many times; return the lower end of each one's interval."""
+    """Draw `num` differences many times from `seen`, or normal ones; return the lower end of each interval."""
     rng, shape = np.random.default_rng(0), (num, NUM_DRAWS)
     drawn = rng.choice(seen, shape) if seen else rng.normal(size=shape)
     subsets = (np.arange(1, 2**num)[:, None] >> np.arange(num) & 1).astype(float)
     subsets /= subsets.sum(axis=1, keepdims=True)
-    # Some draws at a time: the means of all of them take 260 MB.
+    # In parts, because the means of all draws take 260 MB.
     parts = np.array_split(drawn, NUM_PARTS, axis=1)
     return np.concatenate([np.partition(subsets @ part, rank - 1, axis=0)[rank - 1] for part in parts])
 
 
 def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
-    """Return the probability that McNemar's exact test of `num` seeds at level `alpha` finds a difference of shares."""
+    """Return the power of McNemar's exact test of `num` seeds at level `alpha` for a difference of shares."""
     from scipy.stats import binom
 
     more, fewer = _discordant(effect, spread)
     discordant = np.arange(num + 1)
-    # The most seeds of the fewer alone with which so many discordant ones are still significant.
+    # Largest number of seeds solved by the worse one alone that is significant, by number of discordant seeds.
     most = binom.ppf(alpha / 2, discordant, 0.5)
     most -= binom.cdf(most, discordant, 0.5) > alpha / 2
     finds = binom.cdf(most, discordant, fewer / (more + fewer) if more + fewer else 0.5)
@@ -84,7 +84,7 @@ def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
 
 
 def shares_equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-    """Return the least probability that `num` seeds show shares to be within the margin, at level `alpha`."""
+    """Return a lower bound on the probability that `num` seeds show equivalent shares at level `alpha`."""
     from scipy.stats import binom
 
     most = binom.ppf(alpha, num, margin)
@@ -93,6 +93,6 @@ def shares_equivalence_power(effect: float, spread: float, margin: float, alpha:
 
 
 def _discordant(effect: float, spread: float) -> tuple[float, float]:
-    """Return the shares of seeds that only the better one solves, and only the other, by mean and spread."""
+    """Return the shares of seeds that only the better one solves, and only the worse, from mean and spread."""
     square = min(1.0, spread**2 + effect**2)
     return (square + abs(effect)) / 2, max(0.0, (square - abs(effect)) / 2)

@@ -1,6 +1,6 @@
 """Verdicts on a family of pairs: better, worse, equivalent or undecided.
 
-Differences and equivalence are two families; each is adjusted by Holm's procedure over all its members.
+Tests of a difference and of equivalence are two families, each adjusted by Holm's procedure over all its members.
 """
 
 from collections.abc import Sequence
@@ -17,41 +17,38 @@ from attnbench.verdict.family import Pair, fewest_seeds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A pair and what may be said of it."""
-
     pair: Pair
     outcome: str
-    """better | worse (the first, than the second) | undecided | none (there can be no verdict)."""
+    """better | worse (first than second) | undecided | none (no verdict possible)."""
     is_equivalent: bool = False
-    """The difference is within the margin; beside better or worse it is one that is less than matters."""
+    """The difference is within the margin; also possible for better and worse."""
     num_seeds: int = 0
     difference: float | None = None
     low: float | None = None
     high: float | None = None
-    """Interval of the difference at `level`: it excludes 0 exactly where the outcome is better or worse."""
+    """Interval of the difference at `level`; excludes 0 exactly if the outcome is better or worse."""
     level: float = 1 - SIGNIFICANCE
     p_value: float | None = None
     adjusted_p_value: float | None = None
     equivalence_p_value: float | None = None
     adjusted_equivalence_p_value: float | None = None
     equivalence_level: float = 1 - SIGNIFICANCE
-    """1 less the level that the test of equivalence was held to."""
+    """1 minus the level of the test of equivalence."""
     reason: str = ""
-    """Reason why there is no verdict, or why the better one does not win."""
+    """Reason for no verdict, or for not declaring the better one the winner."""
 
     @property
     def is_decided(self) -> bool:
-        """True where more seeds would add nothing."""
+        """True if more seeds would add nothing."""
         return self.outcome in ("better", "worse") or self.is_equivalent
 
     @property
     def winner(self) -> str | None:
-        """The better one; None where there is none."""
         return {"better": self.pair.first, "worse": self.pair.second}.get(self.outcome)
 
     @property
     def exceeds_margin(self) -> bool:
-        """True where the whole interval lies beyond the margin."""
+        """True if the whole interval is beyond the margin."""
         margin = self.pair.primary.margin
         if self.low is None or self.high is None:
             return False
@@ -59,7 +56,7 @@ class Verdict:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seeds that would decide an undecided pair with a probability of 0.8; None: over 100, or nobody can tell."""
+        """Seeds that would decide with probability 0.8; None: over 100, or unknown."""
         if self.outcome != "undecided" or self.is_equivalent or self.reason or self.difference is None:
             return None
         pair = self.pair
@@ -75,19 +72,16 @@ class Verdict:
 
 
 def common_reference(verdicts: Sequence[Verdict]) -> str | None:
-    """Return the variant that all others were compared with and with which alone; None where all pairs were made."""
+    """Return the variant that all others were compared with, if there is one."""
     seconds = {verdict.pair.second for verdict in verdicts}
     return seconds.pop() if len(seconds) == 1 else None
 
 
 def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Verdict]:
-    """Test every pair of a family once, with all its seeds.
+    """Test every pair of a family once, with all its seeds, at this error rate of the family.
 
-    A pair without a verdict keeps its place in the family as if its p-value were 1: the family is named before
-    anything is measured, and what was measured must not ease the other pairs' tests.
-
-    Args:
-        significance: error of the family.
+    A pair without a verdict counts with a p-value of 1: the family is named before anything is measured, so a missing
+    result must not make the other tests easier.
     """
     testable = [not pair.obstacle and len(pair.differences) > 1 for pair in pairs]
     p_values = [
@@ -129,8 +123,7 @@ def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Ver
 def judge_in_looks(pairs: Sequence[Pair]) -> list[Verdict]:
     """Test the pairs of a family whose seeds came in LOOKS, each look with its share of the error.
 
-    What a look decides stays decided, whatever seeds a variant has got since for another pair, and keeps its place in
-    the family at later looks: the shares add up to SIGNIFICANCE.
+    A verdict of one look is final, and its pair stays in the family at later looks: the shares add up to SIGNIFICANCE.
     """
     verdicts: list[Verdict] = []
     for num_seeds, error in LOOKS.items():
@@ -139,7 +132,7 @@ def judge_in_looks(pairs: Sequence[Pair]) -> list[Verdict]:
             if verdict.is_decided:
                 seen[index] = replace(seen[index], obstacle="it was decided at an earlier look")
         judged = judge(seen, error)
-        # Before the first look is complete there is no verdict; before a later one that of the one before stands.
+        # An incomplete look keeps the verdict of the look before; before the first look there is none.
         verdicts = [
             before if after.outcome == "none" else after
             for before, after in zip(verdicts or judged, judged, strict=True)
@@ -148,7 +141,6 @@ def judge_in_looks(pairs: Sequence[Pair]) -> list[Verdict]:
 
 
 def _at_look(pair: Pair, num_seeds: int) -> Pair:
-    """Keep the differences of the first seeds, which are those below `num_seeds`."""
     kept = [index for index, seed in enumerate(pair.seeds) if seed < num_seeds]
     at_look = replace(
         pair,
@@ -161,14 +153,13 @@ def _at_look(pair: Pair, num_seeds: int) -> Pair:
 
 
 def next_look(verdict: Verdict) -> int | None:
-    """Return the number of seeds that an undecided pair is looked at next; None: it is decided or has had all looks."""
+    """Return the number of seeds at an undecided pair's next look, if there is one."""
     if verdict.outcome != "undecided" or verdict.is_equivalent:
         return None
     return next((num_seeds for num_seeds in LOOKS if num_seeds > verdict.num_seeds), None)
 
 
 def _with_winner(verdict: Verdict) -> Verdict:
-    """Return the verdict with its outcome; who has failed seeds does not win."""
     pair = verdict.pair
     first_wins = ((verdict.difference or 0.0) > 0) == pair.primary.higher_is_better
     winner = pair.first if first_wins else pair.second
@@ -179,23 +170,20 @@ def _with_winner(verdict: Verdict) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holm:
-    """Holm's step-down procedure over one family."""
-
     rejected: list[bool]
     adjusted: list[float]
     levels: list[float]
-    """The level that each test was held to; of those not rejected that of the step at which the procedure ended."""
+    """Level of each test; for tests not rejected, the level at which the procedure ended."""
 
 
 def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
-    """Adjust p-values by Holm's procedure."""
     if not p_values:
         return Holm(rejected=[], adjusted=[], levels=[])
     from statsmodels.stats.multitest import multipletests
 
     rejected, adjusted, *_ = multipletests(p_values, alpha=significance, method="holm")
     num, num_rejected = len(p_values), int(sum(rejected))
-    # Equal p-values have equal adjusted ones, and are held to the first of their steps, whatever their order.
+    # Equal p-values share the level of their first step, whatever their order.
     ranks = np.searchsorted(np.sort(p_values), p_values, side="left")
     levels = [significance / (num - min(int(rank), num_rejected, num - 1)) for rank in ranks]
     return Holm(rejected=[bool(value) for value in rejected], adjusted=np.asarray(adjusted).tolist(), levels=levels)
@@ -203,29 +191,25 @@ def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Noise floor of one primary metric: the differences that this comparison could have detected."""
+    """The differences that this comparison could have detected in a primary metric."""
 
     evaluation: str
     primary: Primary
     num_pairs: int
     num_seeds: int
-    """Number of common seeds of the pair that has the fewest."""
+    """Smallest number of common seeds of any pair."""
     detectable: tuple[float, ...]
-    """By pair, detected with a probability of 0.8 at the family's first Holm step; pairs of too few seeds have none."""
+    """By pair, detected with probability 0.8 at the family's first Holm step; pairs with too few seeds are left out."""
     fewest_seeds: int
-    """Seeds below which no difference of any size could be found at that step."""
+    """Fewest seeds with which a difference of any size is significant at that step."""
 
 
 def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]:
-    """Return the noise floor of each primary metric of a family.
-
-    Args:
-        in_looks: the seeds came by plan.seeds=auto: each pair is held to the error of the look that its seeds were for.
-    """
+    """Return the noise floor of each primary metric; `in_looks`: the seeds came by plan.seeds=auto."""
     floors = []
     by_evaluation: dict[str, list[Pair]] = {}
     for pair in pairs:
-        # Differences from chance are no noise.
+        # Differences between a score and chance are not noise.
         if not pair.failed:
             by_evaluation.setdefault(pair.evaluation, []).append(pair)
 

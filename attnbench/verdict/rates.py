@@ -1,4 +1,4 @@
-"""A variant's learning rate and its scores by rate: how wide the rates are that work, and what a wrong one costs."""
+"""Learning rates: a variant's scores by rate, the width of the working rates, and the cost of a wrong rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,58 +7,51 @@ from itertools import pairwise
 from typing import Any
 
 GOOD = 0.9
-"""Share of the best accuracy, or of the best 1 / perplexity, from which on a rate works."""
+"""Rates work if they reach this share of the best accuracy, or of the best 1 / perplexity."""
 
 DECADE = 1.0
-"""Rates that sensitivity is taken over are at most so many powers of ten from the chosen one."""
+"""Rates within this many powers of ten of the chosen one enter the sensitivity."""
 
 Scores = Mapping[float, float | None]
-"""Mean score by learning rate; None where all its trainings failed."""
+"""Mean score by learning rate; None if all its trainings failed."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Choice:
-    """Choice of the rate that a variant is scored at."""
-
     variant: str
     evaluation: str
     settings: dict[str, Any]
     """Settings of the task; empty for language models."""
     grid: list[float]
-    """All rates that were tried, those that widened the grid too."""
+    """All rates tried, including those that widened the grid."""
     scores: dict[str, float | None]
-    """Mean score of each rate over the search seeds, on validation data; None where all failed. Empty without a search;
-    of language models those that went on to whole trainings."""
+    """Mean validation score by rate over the search seeds; None if all failed. Empty without a search; for language
+    models, only of rates that went on to full trainings."""
     seeds: dict[str, list[float | None]] = field(default_factory=dict)
-    """The scores behind each mean, seed by seed."""
+    """Scores of each rate by seed."""
     solved: dict[str, int] = field(default_factory=dict)
-    """Number of search seeds that were solved, by rate; empty for language models."""
+    """Number of search seeds that solved the task, by rate; empty for language models."""
     steps: dict[str, float] = field(default_factory=dict)
-    """Mean steps to 0.95, by rate, the budget where it was never reached; empty for language models."""
+    """Mean steps to 0.95, by rate, the budget if never reached; empty for language models."""
     after_an_epoch: dict[str, float | None] = field(default_factory=dict)
-    """Scores of the first stage of language models, of one seed after one epoch."""
+    """First-stage scores of language models: one seed after one epoch."""
     rate_window: float | None = None
     rate_sensitivity: float | None = None
-    """By the functions below; of language models in two stages those of the first."""
+    """Results of the functions below; for language models in two stages, of the first stage."""
     chosen: float
     at_edge: bool
-    """The chosen rate is the smallest or the largest of the widened grid: a wider one might hold a better one."""
+    """The chosen rate is an end of the widened grid, so that a better one may be outside."""
     taken_from: dict[str, Any] | None = None
-    """The settings of the neighbouring task whose rate this is."""
+    """Settings of the neighbouring task whose rate was taken."""
 
 
 def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:
-    """Return how many decades of rates in total reach GOOD of the best, gaps left out.
+    """Return the decades of rates whose scores, interpolated over log(rate), reach GOOD of the best.
 
-    Between two rates that were tried, scores are taken to lie on a line over the logarithm of the rate; beyond the
-    first and the last nothing is known, and nothing counted.
-
-    Args:
-        higher_is_better: True for accuracies, of which a failed one is 0. False for nats, of which a failed one is
-            infinite, and those within -log GOOD of the lowest reach it.
+    Accuracies of failed trainings are 0, their nats infinite; nats must be within -log GOOD of the lowest.
 
     Returns:
-        None with fewer than two rates, or where all failed or none has an accuracy above 0.
+        None with fewer than two rates, if all failed, or if no accuracy is above 0.
     """
     excess = _excess(scores, higher_is_better=higher_is_better)
     if excess is None:
@@ -74,13 +67,10 @@ def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:
 
 
 def rate_sensitivity(scores: Scores, chosen: float, *, higher_is_better: bool) -> float | None:
-    """Return the mean excess over the best score of all rates tried within one decade of the chosen one, that included.
-
-    Args:
-        higher_is_better: as in `rate_window`; the excess is in the score's unit and never negative.
+    """Return the mean excess over the best score of all rates within one decade of the chosen one.
 
     Returns:
-        None with fewer than two rates, or where nats of one within the decade, or of all, are of failed trainings.
+        None with fewer than two rates, or if nats within the decade, or all scores, are of failed trainings.
     """
     excess = _excess(scores, higher_is_better=higher_is_better)
     if excess is None:
@@ -91,12 +81,10 @@ def rate_sensitivity(scores: Scores, chosen: float, *, higher_is_better: bool) -
 
 
 def rate_dots(seeds: Mapping[str, Sequence[float | None]]) -> list[tuple[float, float]]:
-    """List (rate, score) of every search seed that has a score, for the curve; `seeds` as in comparison.json."""
     return [(float(rate), score) for rate, scores in seeds.items() for score in scores if score is not None]
 
 
 def _excess(scores: Scores, *, higher_is_better: bool) -> dict[float, float] | None:
-    """Return by how much each rate is worse than the best; None where there is nothing to compare."""
     known = [score for score in scores.values() if score is not None]
     if len(scores) < 2 or not known:
         return None
@@ -106,7 +94,6 @@ def _excess(scores: Scores, *, higher_is_better: bool) -> dict[float, float] | N
 
 
 def _share_within(first: float, second: float, allowed: float) -> float:
-    """Return the share of a line from `first` to `second` that is at most `allowed`."""
     low, high = sorted((first, second))
     if high <= allowed:
         return 1.0

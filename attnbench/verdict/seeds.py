@@ -1,4 +1,4 @@
-"""From rows of single seeds to figures over seeds: one metric of one variant at one setting."""
+"""Rows of single seeds to figures over seeds: one metric of one variant at one setting."""
 
 import json
 from collections import Counter
@@ -25,69 +25,62 @@ from attnbench.verdict.axes import Key, axes, key_of, with_options_as_axes, with
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
-"""Columns in which the seeds of one figure may not differ: they would be figures of different things."""
+"""Columns in which the seeds of one figure must agree."""
 
 IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}
-"""Statuses behind a variant's name; the others as they are, without underscores."""
+"""Statuses as they follow a variant's name; other statuses are printed without underscores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One metric of one variant at one setting, over its seeds."""
-
     identity: Identity
-    """Columns that all its rows share; several devices, environments or commits with commas between."""
+    """Columns common to all rows; several devices, environments or commits are joined by commas."""
     names: tuple[str, ...]
-    """The variant, and others that are one model with it in this evaluation and have no figure of their own."""
+    """The variant, and other variants that are one model with it in this evaluation and have no figure of their own."""
     metric: str
     unit: str
     settings: dict[str, Any]
     """The axes, without PER_RUN."""
     values: dict[int, float]
-    """Value by seed. A seed that diverged counts as chance, and as the budget in steps, where its row names them; one
-    that did not get there as the budget."""
+    """Value by seed. If the row names them, a diverged seed counts as chance, or as the budget of steps; a seed that
+    did not reach its goal counts as the budget."""
     mean: float | None
     low: float | None
-    """95 % interval over seeds, of an accuracy inside 0..1; of a single seed that of its row, if any."""
+    """95 % interval over seeds, within 0..1 for accuracies; for a single seed, the interval of its row if any."""
     high: float | None
     item_low: float | None
-    """95 % interval of an accuracy over the items of all seeds together, as if labels were independent; of nats over
-    blocks of the text that all seeds share."""
+    """95 % interval over items: for accuracies, pooled over all seeds as if labels were independent; for nats, over
+    blocks of the text."""
     item_high: float | None
     num_samples: int | None
-    """Items (labels, repetitions) of one seed's row, the fewest of any; None where a row does not say."""
+    """Items (labels, repetitions) of one seed's row, the minimum over seeds; None if any row lacks them."""
     statuses: dict[str, int]
-    """Number of seeds by status."""
     reason: str
-    """Reason of the first row that is not ok."""
+    """Reason in the first row that is not ok."""
     not_applicable: tuple[str, ...]
-    """Settings that the evaluation gives every mixer that has them, and this one has not."""
+    """Settings of the evaluation that this mixer does not have."""
     sittings: tuple[str, ...] = ()
-    """Sittings that its rows were measured in; see `ResultRow.measured_in`."""
+    """Process starts that measured its rows; see `ResultRow.measured_in`."""
 
     @property
     def variant(self) -> str:
-        """The first of its names."""
         return self.identity.variant
 
     @property
     def evaluation(self) -> str:
-        """The evaluation that measured it."""
         return self.identity.evaluation
 
     @property
     def label(self) -> str:
-        """All its names: "softmax = flash"."""
         return " = ".join(self.names)
 
     @property
     def without(self) -> str:
-        """Words for the settings that did not apply, to stand beside the score; or nothing."""
         return f"without {', '.join(self.not_applicable)}" if self.not_applicable else ""
 
     @property
     def text(self) -> str:
-        """The mean with the digits that its interval supports, of a single seed that over items; empty without one."""
+        """The mean, with as many digits as its interval supports; or empty."""
         if self.mean is None:
             return ""
         low, high = (self.low, self.high) if self.low is not None else (self.item_low, self.item_high)
@@ -95,27 +88,22 @@ class Figure:
 
     @property
     def number(self) -> str:
-        """The mean as a table has it: of accuracies of several seeds with three decimals."""
         return f"{self.mean:.3f}" if self.has_range else self.text
 
     @property
     def spread(self) -> str:
-        """How far the seeds differ, as a table has it: "(0.998 to 1.000)" of accuracies, and otherwise the interval.
-
-        An interval of a mean accuracy has to allow for failures of seeds that nobody saw, and hides what was seen.
-        """
+        """Range of accuracies, interval of others: intervals of accuracies allow for failures that no seed showed."""
         if self.has_range:
             return f"({min(self.values.values()):.3f} to {max(self.values.values()):.3f})"
         return format_interval(self.low, self.high)
 
     @property
     def has_range(self) -> bool:
-        """True for accuracies of several seeds, whose tables have the range in place of an interval."""
         return self.mean is not None and len(self.values) > 1 and _is_accuracy(self.metric)
 
     @property
     def partly(self) -> str:
-        """Words for seeds without a number of their own: "3 of 5 seeds", "2 at chance of 5 seeds"; or nothing."""
+        """Seeds without a number of their own: "3 of 5 seeds", "2 at chance of 5 seeds"."""
         num_ok, num_seeds = self.statuses.get("ok", 0), sum(self.statuses.values())
         if num_ok == num_seeds:
             return ""
@@ -125,12 +113,11 @@ class Figure:
 
     @property
     def num_diverged(self) -> int:
-        """Number of seeds that diverged."""
         return self.statuses.get("diverged", 0)
 
     @property
     def obstacle(self) -> str:
-        """Reason why seeds have no number, as "ran out of memory at 2 of 5 seeds"; empty where all have one."""
+        """Reason why seeds have no number: "ran out of memory at 2 of 5 seeds"."""
         num_seeds = sum(self.statuses.values())
         if len(self.values) == num_seeds:
             return ""
@@ -140,22 +127,18 @@ class Figure:
 
     @property
     def key(self) -> Key:
-        """The metric and setting, in which figures of several variants are compared."""
         return self.evaluation, self.metric, json.dumps(self.settings, sort_keys=True)
 
 
 def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] | None = None) -> list[Figure]:
-    """Sum up rows by (variant, evaluation, metric, setting), in the order in which they name these.
-
-    Of an operator the precision is a setting like any other, where its rows have several. Rows of the seeds
-    that learning rates are chosen on are left out.
+    """Aggregate rows by (variant, evaluation, metric, setting); rows of search seeds are left out.
 
     Args:
-        shared: by evaluation, variants whose rows there are another's, and whose.
+        shared: by evaluation, variants that have the rows of another variant, and that variant.
 
     Raises:
-        UserError: two rows of one seed for one figure, seeds of one figure that ran differently, rows of several
-            corpora for one metric at one setting, or rows that are over seeds already.
+        UserError: two rows of one seed for one figure, seeds that ran differently, rows of several corpora for one
+        metric and setting, or rows that are aggregated already.
     """
     by_key: dict[Key, list[ResultRow]] = {}
     groups: dict[tuple[str, ...], list[ResultRow]] = {}
@@ -170,7 +153,7 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
 
 
 def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Name variants that are one model with another, and where: "flash is softmax in recall, copy"."""
+    """Name variants that are one model with another: "flash is softmax in recall, copy"."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for evaluation, first_by_name in shared.items():
         for pair in first_by_name.items():
@@ -179,11 +162,6 @@ def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
-    """Return `sittings_line` of these figures.
-
-    Args:
-        named: a name for what is compared, and a figure of it.
-    """
     timed: dict[str, list[str]] = {}
     for name, figure in named:
         if figure.mean is not None and is_timed(figure.metric, figure.unit):
@@ -192,18 +170,17 @@ def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
 
 
 def to_rows(figures: Iterable[Figure]) -> list[ResultRow]:
-    """Turn figures into rows of results.csv: seed `all`, num_samples counting the seeds with a value, no single run."""
+    """Turn figures into rows with seed `all`; num_samples is the number of seeds with a value."""
     return [ResultRow(identity=figure.identity, measurement=_measurement(figure)) for figure in figures]
 
 
 def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> Figure:
-    """Sum up rows that differ in their seed alone."""
     measurements = _by_seed(group)
     first, identity = group[0].measurement, _common_identity(group)
     measured = [measurement for measurement in measurements.values() if measurement.status == "ok"]
     counted = {seed: _counted(entry) for seed, entry in measurements.items()}
     values = {seed: value for seed, value in counted.items() if value is not None}
-    # Where no seed has a number of its own, its status says more than what it counts as.
+    # If no seed has a number of its own, the status says more than the value it counts as.
     mean, low, high = _over_seeds(list(measurements.values()), list(values.values())) if measured else (None,) * 3
     item_low, item_high = _over_items(measured)
     wishes = first.settings.get("not_applicable")
@@ -246,7 +223,6 @@ def _by_seed(group: Sequence[ResultRow]) -> dict[int, Measurement]:
 
 
 def _common_identity(group: Sequence[ResultRow]) -> Identity:
-    """Join the identities of one figure's rows; columns that may differ list all their values."""
 
     def joined(column: str, *, in_order: bool = False) -> str:
         values = dict.fromkeys(getattr(row.identity, column) for row in group)
@@ -266,18 +242,17 @@ def _common_identity(group: Sequence[ResultRow]) -> Identity:
 
 
 def _alike(group: Sequence[ResultRow], column: str) -> Any:
-    """Take what all rows have in the column; rows that do not say (None) agree with any."""
     runs = {getattr(row.identity, column): row.identity.run for row in group}
     if len(runs) > 1:
         runs.pop(None, None)
     if len(runs) > 1:
         values = ", ".join(f"{value} in {run}" for value, run in runs.items())
-        raise UserError(f"{_what(group[0])}: its seeds differ in {column} ({values}) and have no common mean")
+        raise UserError(f"{_what(group[0])}: its seeds differ in {column} ({values}), so that they have no common mean")
     return next(iter(runs))
 
 
 def _counted(measurement: Measurement) -> float | None:
-    """Take the value; chance or the budget of a seed that diverged, the budget of one that did not get there."""
+    """Return the value; for a diverged seed chance or the budget, for a goal not reached the budget."""
     levels = {"diverged": ("chance", "budget"), "not_reached": ("budget",)}.get(measurement.status, ())
     counted = (measurement.settings[name] for name in levels if name in measurement.settings)
     return next(counted, measurement.value)
@@ -303,8 +278,8 @@ def _is_accuracy(metric: str) -> bool:
 
 
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
-    """Pool the items of all seeds to one large sample, as each seed draws its test items for itself. A text is the same
-    for all: the mean of the seeds' intervals is at least as wide as the interval of their mean."""
+    """Return the interval over items. Items of all seeds are pooled, as each seed draws its own test items. A text is
+    common to all seeds: the mean of their intervals is at least as wide as the interval of their mean."""
     of_text = [entry for entry in measured if entry.unit == "nat" and "split" in entry.settings]
     ends = [(entry.low, entry.high) for entry in of_text if entry.low is not None and entry.high is not None]
     if ends and len(ends) == len(measured):
@@ -327,7 +302,6 @@ def _what(row: ResultRow) -> str:
 
 
 def _measurement(figure: Figure) -> Measurement:
-    """Write a figure as a measurement; of some seeds only, its reason says what became of the others."""
     num_seeds, num_ok, reason = sum(figure.statuses.values()), figure.statuses.get("ok", 0), figure.reason
     if num_ok and len(figure.values) > num_ok:
         level = "the budget" if "budget" in figure.settings else "chance"

@@ -1,11 +1,11 @@
-"""Intervals of scores, and paired tests. Numbers in, numbers out.
+"""Intervals of scores, and paired tests, from numbers alone.
 
-What is assumed: scores of several seeds are independent; scores of two variants at one seed are a pair, because a seed
-fixes the order of the data, the test set and the initial weights of equal parts. Every test of a difference can be
-inverted: its interval holds exactly the differences that it does not reject, so that interval and verdict agree.
+Assumptions: scores of several seeds are independent; scores of two variants at one seed are a pair, because a seed
+fixes the order of the data, the test set and the initial weights of equal parts. The interval of a test contains
+exactly the differences that the test does not reject.
 
-scipy and statsmodels are loaded where they are used: every command has this module, and loading the two takes longer
-than refusing a bad setting.
+scipy and statsmodels are imported in functions: every command imports this module, and they take longer to load than a
+setting takes to be refused.
 """
 
 import math
@@ -31,28 +31,22 @@ from attnbench.verdict.power import (
 
 CONFIDENCE = 0.95
 MAX_EXACT = 20
-"""Seeds up to which all 2^n sign flips are listed; of more a fixed random million."""
+"""Seeds up to which all 2^n sign flips are enumerated; beyond, a fixed random million."""
 
 MOST_SPREADS = 30.0
-"""Differences of so many standard deviations are found by any number of seeds that finds any."""
+"""Differences of this many standard deviations have a power of 1 if any difference is detectable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean and its 95 % interval."""
-
     mean: float
     low: float | None
-    """None for a single value, which has no interval."""
+    """None for a single value."""
     high: float | None
 
 
 def student_interval(values: Sequence[float]) -> Interval:
-    """Return the mean and Student's 95 % interval; assumes independent, about normal values.
-
-    Raises:
-        ValueError: no values.
-    """
+    """Return the mean and Student's 95 % interval; assumes independent, about normal values."""
     mean = _mean(values)
     if len(values) == 1:
         return Interval(mean=mean, low=None, high=None)
@@ -61,82 +55,75 @@ def student_interval(values: Sequence[float]) -> Interval:
 
 
 def bounded_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of scores in 0..1 and a 95 % interval that never leaves 0..1 and is never of no width.
+    """Return the mean of scores in 0..1 and Clopper and Pearson's 95 % interval, with their sum as number of successes.
 
-    Clopper and Pearson's interval with the sum of the scores as the number of successes. Of all scores in 0..1 with one
-    mean, those that are only 0 or 1 vary most, and for them it is exact; all others it covers more often.
-
-    Raises:
-        ValueError: no values, or one outside 0..1.
+    It is exact for scores of 0 or 1, which vary most for a given mean, and conservative for others; never of width 0.
     """
     mean = _mean(values)
     if min(values) < 0 or max(values) > 1:
-        raise ValueError(f"scores {list(values)} leave 0..1")
+        raise ValueError(f"scores {list(values)} are not in 0..1")
     low, high = share_interval(math.fsum(values), len(values))
     return Interval(mean=mean, low=low, high=high)
 
 
-def share_interval(count: float, num: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's 95 % interval of the share `count` of `num`.
+def share_interval(count: float, num: int, tail: float = (1 - CONFIDENCE) / 2) -> tuple[float, float]:
+    """Return Clopper and Pearson's interval, by default 95 %, of the share `count` of `num`.
+
+    Args:
+        tail: probability outside each end.
 
     Raises:
         ValueError: a count outside 0..num, or no items.
     """
     if not 0 <= count <= num or num < 1:
-        raise ValueError(f"{count} of {num} is no share")
+        raise ValueError(f"{count} of {num} is not a share")
     from scipy.stats import beta
 
-    tail = (1 - CONFIDENCE) / 2
     low = float(beta.ppf(tail, count, num - count + 1)) if count > 0 else 0.0
     high = float(beta.ppf(1 - tail, count + 1, num - count)) if count < num else 1.0
     return low, high
 
 
 class PairedTest(ABC):
-    """A test of the centre of paired differences, and the interval that inverts it."""
+    """A test of paired differences, and the interval that inverts it."""
 
     name: str
 
     @abstractmethod
     def smallest_p(self, num: int) -> float:
-        """Return the smallest two-sided p-value that `num` pairs can give."""
+        """Return the smallest two-sided p-value possible with `num` pairs."""
 
     @abstractmethod
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        """Return the two-sided p-value of no difference."""
+        """Return the two-sided p-value for no difference."""
 
     @abstractmethod
     def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
-        """Return the larger p-value of the two one-sided tests of a difference beyond -margin and beyond margin."""
+        """Return the larger p-value of the one-sided tests against -margin and margin."""
 
     @abstractmethod
     def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
         """Return the differences that the two-sided test at 1 - level does not reject.
 
-        Args:
-            resolution: step of the scores; the interval is at least as wide on both sides of the mean, but where that
-                would take in a 0 that the test rejects.
+        It extends at least `resolution`, the step of the scores, from the mean, but not to a 0 that the test rejects.
         """
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
-        """Return the probability that the test of `num` pairs at level `alpha` finds a difference: Student's.
+        """Return the power of the test of `num` pairs at level `alpha`; by default Student's.
 
         Args:
-            effect: mean difference that is assumed to be true.
-            spread: standard deviation of the differences, above 0.
-            seen: differences with this mean and spread, which a test that assumes no normal ones draws from; none:
-                normal ones.
+            effect, spread: mean and standard deviation of the differences.
+            seen: differences with these, from which a permutation test draws; empty: normal ones.
         """
         return difference_power(effect, spread, alpha, num)
 
     def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-        """Return the probability that the one-sided tests at level `alpha` show equivalence: Student's."""
-        # One-sided, a permutation reaches half of its smallest two-sided p-value.
+        # A one-sided permutation test reaches half of its smallest two-sided p-value.
         can = self.smallest_p(num) / 2 <= alpha
         return equivalence_power(effect, spread, margin, alpha, num) if can else 0.0
 
     def detectable(self, spread: float, alpha: float, num: int) -> float:
-        """Return the difference that `num` pairs find with a probability of 0.8, were their differences normal."""
+        """Return the difference that `num` normal pairs find with probability 0.8."""
         from scipy.optimize import bisect
 
         def excess(effect: float) -> float:
@@ -155,11 +142,9 @@ class PairedTest(ABC):
         more_than: int = 1,
         seen: Sequence[float] = (),
     ) -> int | None:
-        """Return how many seeds find a difference or show equivalence with a probability of 0.8; None: over 100.
+        """Return the number of seeds that find a difference or show equivalence with probability 0.8; None: over 100.
 
         Args:
-            effect, spread, alpha, seen: as of `power`.
-            equivalence_alpha: level of the two one-sided tests.
             more_than: number of seeds that did not decide.
         """
         for num in range(more_than + 1, MAX_SEEDS + 1):
@@ -170,23 +155,20 @@ class PairedTest(ABC):
 
 
 class Student(PairedTest):
-    """Student's paired t-test; assumes differences that are about normal."""
+    """Student's paired t-test; assumes about normal differences."""
 
     name = TEST_NAMES["nats"]
 
     def smallest_p(self, num: int) -> float:
-        """Return 0: with two pairs or more the statistic has no bound."""
         return 0.0 if num > 1 else 1.0
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        """See PairedTest."""
         from scipy.stats import t
 
         statistic, num = self._statistic(differences, 0.0, resolution)
         return min(1.0, 2 * float(t.sf(abs(statistic), num - 1)))
 
     def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
-        """See PairedTest."""
         from scipy.stats import t
 
         above, num = self._statistic(differences, -margin, resolution)
@@ -194,7 +176,6 @@ class Student(PairedTest):
         return float(max(t.sf(above, num - 1), t.cdf(below, num - 1)))
 
     def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
-        """See PairedTest."""
         from scipy.stats import t
 
         error = self._standard_error(differences, resolution)
@@ -205,26 +186,24 @@ class Student(PairedTest):
         return (_mean(differences) - null) / self._standard_error(differences, resolution), len(differences)
 
     def _standard_error(self, differences: Sequence[float], resolution: float) -> float:
-        # Equal differences do not vary here, which does not say that they never would.
+        # Equal differences in a sample do not imply that differences never vary.
         spread = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
         return max(spread, resolution, math.ulp(max(map(abs, differences))))
 
 
 class SignFlip(PairedTest):
-    """Permutation test that flips the signs of differences; assumes that a difference is as likely as its opposite.
+    """Permutation test that flips the signs of differences; assumes that these are symmetric about their centre.
 
-    The one-sided p-value of a centre is the share of all subsets of the differences (the empty one too) whose mean is
-    not above it, so the ordered means of subsets are its interval's ends (Hartigan 1969, JASA 64).
+    The one-sided p-value of a centre is the share of subsets, the empty one included, whose mean is not above it: the
+    ordered means of subsets are the ends of intervals (Hartigan 1969, JASA 64).
     """
 
     name = TEST_NAMES["accuracy"]
 
     def smallest_p(self, num: int) -> float:
-        """Return 2^(1 - num): all differences on one side."""
         return 2.0 ** (1 - num)
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
-        """See PairedTest; of few seeds, whose p-values are coarse, by drawing."""
         rank = self._rank(alpha, num)
         if not rank:
             return 0.0
@@ -233,41 +212,36 @@ class SignFlip(PairedTest):
         return flips_power(effect, spread, rank, num, seen)
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        """See PairedTest."""
         return min(1.0, 2 * min(self._one_sided(differences, 0.0)))
 
     def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
-        """See PairedTest."""
         return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
 
     def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
-        """See PairedTest; inside -1..1, as differences of accuracies are."""
         sums, sizes = subset_sums(differences)
         means = np.sort(sums[1:] / sizes[1:])
         rank = self._rank(1 - level, min(len(differences), MAX_EXACT))
         low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
-        # An end of 0 but for rounding is 0, which the test does not reject.
+        # An end of 0 apart from rounding is 0, which the test does not reject.
         low, high = (0.0 if abs(end) <= self._near(differences) else end for end in (low, high))
         mean = _mean(differences)
         wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
-        # A difference of which most seeds have less than one item is found without being known to an item.
+        # Keep the sign of an end that would cross 0: a difference can be significant although it is less than an item.
         low = low if wide_low <= 0 < low else wide_low
         high = high if high < 0 <= wide_high else wide_high
         return max(-1.0, low), min(1.0, high)
 
     def _rank(self, alpha: float, num: int) -> int:
-        """Return the place, from 1, of an interval's end among the 2^num - 1 ordered means; 0: it has no end."""
-        # Rounding apart, so that an end which the test rejects at exactly this level is outside.
+        """Return the rank, from 1, of an interval's end among the 2^num - 1 ordered means; 0: it has no end."""
+        # The factor absorbs rounding, so that an end which the test rejects at exactly this level is outside.
         return math.floor(alpha / 2 * 2**num * (1 + 1e-12))
 
     def _near(self, values: Sequence[float]) -> float:
-        """Return the distance within which a mean of these values equals another but for rounding."""
         return TIE * max(map(abs, values))
 
     def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
-        """Return the p-values against a centre below, and above, the given one."""
         sums, sizes = subset_sums(differences)
-        # A mean that equals the centre but for the last bits counts on both sides.
+        # A mean equal to the centre, apart from rounding, counts on both sides.
         near = self._near([centre, *differences])
         below = np.count_nonzero(sums <= (centre + near) * sizes)
         above = np.count_nonzero(sums >= (centre - near) * sizes)
@@ -277,39 +251,35 @@ class SignFlip(PairedTest):
 class McNemar(PairedTest):
     """McNemar's exact test of two shares of seeds; differences are 1, 0 or -1: solved by the first, both, the second.
 
-    Equivalence has a test of its own, as seeds that both solve carry no weight in McNemar's: a share that is higher by
-    the margin would leave so few seeds that only the first solves with at most this probability.
+    McNemar's ignores seeds that both solve, so equivalence is tested separately: its p-value is the probability of so
+    few seeds that one solves alone, if its share were higher by the margin.
     """
 
     name = TEST_NAMES["share"]
 
     def smallest_p(self, num: int) -> float:
-        """Return 2^(1 - num): every seed solved by the same one alone."""
         return 2.0 ** (1 - num)
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
-        """See PairedTest; exact, with as many seeds of one alone as mean and spread say."""
         return shares_power(effect, spread, alpha, num)
 
     def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-        """See PairedTest; at least so much."""
+        """Lower bound on the power."""
         return shares_equivalence_power(effect, spread, margin, alpha, num)
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        """See PairedTest."""
         from statsmodels.stats.contingency_tables import mcnemar
 
         first, second = self._discordant(differences)
         return float(mcnemar([[0, first], [second, 0]], exact=True).pvalue) if first + second else 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
     def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
-        """See PairedTest."""
         from scipy.stats import binom
 
         return max(float(binom.cdf(count, len(differences), margin)) for count in self._discordant(differences))
 
     def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
-        """See PairedTest: on the side of no difference by McNemar's test, on the other by the seeds of one alone."""
+        """McNemar's test bounds it towards 0, the seeds that one variant solves alone away from 0."""
         from scipy.stats import beta
 
         (first, second), num, tail = self._discordant(differences), len(differences), (1 - level) / 2
@@ -320,7 +290,7 @@ class McNemar(PairedTest):
 
         low, high = -most(second, num), most(first, num)
         if discordant and self.p_value(differences, resolution=0) <= 1 - level:
-            # Share of the first among discordant seeds, carried to all seeds.
+            # The first's share of discordant seeds, scaled to all seeds.
             if first > second:
                 low = (1 - 2 * most(second, discordant)) * discordant / num
             else:
@@ -335,7 +305,7 @@ STUDENT, SIGN_FLIP, MCNEMAR = Student(), SignFlip(), McNemar()
 
 
 def subset_sums(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums and the sizes of all subsets, the empty one first; of over 20 values a fixed random million."""
+    """Return sums and sizes of all subsets, the empty one first; beyond 20 values, of a fixed random million."""
     return _subset_sums(tuple(values))
 
 
@@ -358,5 +328,5 @@ def _subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
 def _mean(values: Sequence[float]) -> float:
     if not len(values):
         raise ValueError("no values have no mean")
-    # The sum of equal values divided by their number can differ from them in the last bit.
+    # The mean of equal values is exactly that value, without rounding of their sum.
     return float(values[0]) if all(value == values[0] for value in values) else float(np.mean(values))

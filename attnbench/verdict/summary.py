@@ -1,6 +1,6 @@
-"""Variants beside each other, over their seeds: a few headline columns for each evaluation.
+"""Variants in a table: a few headline columns for each evaluation.
 
-An evaluation's columns are the `headline` of its class; one without gets a column of its first metric.
+The columns of an evaluation are the `headline` of its class; without one, a column of its first metric.
 """
 
 import math
@@ -23,13 +23,11 @@ from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
 from attnbench.verdict.seeds import Figure, sittings_lead
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
-"""Headline of trainings, which have no class of an evaluation."""
+"""Headline of trainings, which have no evaluation class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One metric at one setting."""
-
     evaluation: str
     metric: str
     settings: dict[str, Any]
@@ -37,29 +35,25 @@ class Column:
     unit: str
     higher_is_better: bool | None
     judged_by: str
-    """Primary metric whose verdicts mark it."""
+    """Primary metric whose verdicts mark the column."""
 
     def takes(self, figure: Figure) -> bool:
-        """Tell if the figure belongs into this column."""
         return (figure.evaluation, figure.metric, figure.settings) == (self.evaluation, self.metric, self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """The figure that one variant has in one column."""
-
     figure: Figure | None = None
-    """None where nothing was measured."""
+    """None if nothing was measured."""
     verdict: Verdict | None = None
-    """The verdict on the variant beside the reference, in the column of a primary metric; None without a reference."""
+    """Verdict on the variant against the reference, in columns of primary metrics; None without a reference."""
     is_best: bool = False
     """Better than every other variant of the family."""
     solved: str = ""
-    """Seeds that solve the task, "12 of 12 solved", where this score decides it."""
+    """Seeds that solve the task, "12 of 12 solved", if this score decides it."""
 
     @property
     def text(self) -> str:
-        """The number, its status where it has none, or a dash."""
         if self.figure is None:
             return NOTHING
         if self.figure.mean is None:
@@ -68,31 +62,23 @@ class Entry:
 
     @property
     def spread(self) -> str:
-        """How far the seeds differ, and how many solve the task; empty where there is nothing to say."""
         spread = self.figure.spread if self.figure is not None and self.figure.mean is not None else ""
         return ", ".join(filter(None, (spread, self.solved)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The headline columns of all evaluations, and for each variant an entry a column."""
-
     columns: list[Column]
     lines: dict[str, list[Entry]]
 
     @property
     def lead(self) -> str:
-        """Sentence on columns that were timed in several sittings; empty where none was."""
         entries = (zip(self.columns, line, strict=True) for line in self.lines.values())
         return sittings_lead((column.header, it.figure) for line in entries for column, it in line if it.figure)
 
 
 def summary(figures: Sequence[Figure], verdicts: Sequence[Verdict], variants: Iterable[str] = ()) -> Summary:
-    """Sum up all evaluations that have figures, in their order.
-
-    Args:
-        variants: that have a line whatever was measured of them, in this order; others that have figures follow.
-    """
+    """Summarize all evaluations that have figures; `variants` have a line even without figures."""
     evaluations = dict.fromkeys(figure.evaluation for figure in figures)
     columns = [column for evaluation in evaluations for column in headline_columns(figures, evaluation)]
     lines, primaries = {}, primary_metrics(evaluations)
@@ -124,7 +110,7 @@ def _solved(figure: Figure, figures: Sequence[Figure], primary: Primary | None) 
 
 def _is_of(verdict: Verdict, column: Column) -> bool:
     pair = verdict.pair
-    # A chance level is in the unit of its metric.
+    # Chance levels differ with the metric.
     judged, shown = (
         {name: value for name, value in of.settings.items() if not is_chance(name)} for of in (pair, column)
     )
@@ -139,12 +125,7 @@ def verdicts_of(
     primaries: Mapping[str, Primary] | None = None,
     in_looks: bool = False,
 ) -> list[Verdict]:
-    """Judge the variants in `rank` at the primary metrics of all evaluations; see `family.family`.
-
-    Args:
-        primaries: by evaluation, those without figures too; None: of the evaluations of conf/ that have figures.
-        in_looks: the seeds came by plan.seeds=auto.
-    """
+    """Judge the variants in `rank` at the primary metrics (by default those in conf/ that have figures)."""
     if primaries is None:
         primaries = primary_metrics(figure.evaluation for figure in figures)
     pairs = family(figures, rank=rank, reference=reference, primaries=primaries)
@@ -152,16 +133,15 @@ def verdicts_of(
 
 
 def primary_metrics(evaluations: Iterable[str]) -> dict[str, Primary]:
-    """Look up the primary metric of each evaluation of conf/ that has one."""
     primaries = {name: getattr(evaluation_class(name), "primary", None) for name in dict.fromkeys(evaluations)}
     return {name: primary for name, primary in primaries.items() if primary is not None}
 
 
 def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]:
-    """List the columns that the summary shows of an evaluation; none where it has no figures.
+    """List the summary's columns for an evaluation.
 
-    Where nothing was measured at the settings of its headlines, a metric that was measured has a column; not of a
-    training, whose other rows are no scores.
+    If nothing was measured at the settings of its headlines, a measured metric has a column; not so for trainings,
+    whose other rows are not scores.
     """
     figures = [figure for figure in figures if figure.evaluation == evaluation]
     if not figures:
@@ -175,9 +155,9 @@ def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]
 
 
 def evaluation_class(name: str) -> Any:
-    """Find the class of an evaluation or a bench of conf/, on whichever corpus; None for one from elsewhere."""
+    """Return the class of an evaluation or bench of conf/; None for others."""
     name, _ = split_name(name)
-    # Looked up among the files that are there, because the name comes from the rows.
+    # Looked up among existing files, because the name comes from rows.
     for group in ("eval", "bench"):
         path = {path.stem: path for path in (CONF / group).glob("*.yaml")}.get(name)
         target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
@@ -187,9 +167,9 @@ def evaluation_class(name: str) -> Any:
 
 
 def _default(figures: Sequence[Figure]) -> Headline:
-    """Choose the first metric that is ok everywhere, or else the first, at the first setting that most variants have.
+    """Choose the first metric that is ok everywhere, or the first, at the first setting that most variants have.
 
-    Of test data where there are any: what validation data give chooses, and is no score.
+    Test data go first: scores on validation data only select.
     """
     settings = {"split": "test"} if any(figure.settings.get("split") == "test" for figure in figures) else {}
     figures = [figure for figure in figures if settings.items() <= figure.settings.items()]
@@ -212,7 +192,7 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
         groups = [group for group, number in zip(groups, num_values, strict=True) if number == max(num_values)]
         pick = max if headline.pick == "largest" else min
         groups = [pick(groups, key=lambda group: _sizes(group[0].settings, headline.axes))]
-        # Without axes nothing but the header says which of all settings was picked.
+        # Without axes, only the header can say which setting was picked.
         others = groups if headline.axes else others
     return [
         Column(
@@ -229,7 +209,7 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
 
 
 def _sizes(settings: dict[str, Any], names: Sequence[str]) -> list[float]:
-    """Give the settings as numbers to order by: text by the number it starts with (27m), all else before any number."""
+    """Convert settings to numbers for sorting: texts by their leading number (27m), anything else before numbers."""
     return [_size(settings.get(name)) for name in names]
 
 
@@ -241,10 +221,9 @@ def _size(value: Any) -> float:
 
 
 def _header(settings: dict[str, Any], headline: Headline, others: Sequence[dict[str, Any]]) -> str:
-    """Write the headline's words, the values of its labels, and whatever else tells its columns apart."""
     label = headline.axes[:1] if headline.label is None else headline.label
     labels = [str(settings[name]) for name in label if name in settings]
-    # Chance levels follow from the other settings.
+    # Chance levels depend on the other settings.
     unnamed = {name: value for name, value in settings.items() if name not in label and not is_chance(name)}
     told = [f"{name} {value}" for name, value in unnamed.items() if any(it.get(name) != value for it in others)]
     if headline.pick == "each" or labels:

@@ -20,7 +20,7 @@ from attnbench.ops.delta.delta_rule import chunk_size, chunked_gated_delta_rule
 from attnbench.results.folder import data_root
 from attnbench.settings.schema import MixerSettings, ModelSettings, RunSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.schedule import learning_rates
+from attnbench.training.learning_rate import learning_rates
 from attnbench.training.step import Batch, stepper
 from benchmarks.peers.models import FlaModel, NanoGPT, Operator, PlainGPT, naive_delta_rule
 

@@ -23,7 +23,7 @@ from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.finding import FindingsSettings, read_finding
 from attnbench.settings.schema import SELECTION_SEED
-from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
+from attnbench.verdict.bounds import FAIL, NOT_RUN, PASS, UNDECIDED
 
 OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),

@@ -29,7 +29,7 @@ from attnbench.settings.check import check
 from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings
-from attnbench.verdict.corpora import over_corpora
+from attnbench.verdict.over_corpora import over_corpora
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import verdicts_of
 

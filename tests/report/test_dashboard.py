@@ -15,7 +15,7 @@ from wandb_server import KEY, Server
 
 from attnbench.evals.base import Evaluation
 from attnbench.report.sections.words import heading
-from attnbench.report.wandb import ROWS, chart_key
+from attnbench.report.workspace import ROWS, chart_key
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 
@@ -123,5 +123,5 @@ def test_with_a_login_it_is_published(root, tmp_path, monkeypatch, status):
         assert ROWS in view["spec"]
     else:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        assert done.stderr.startswith("error: wandb did not take the dashboard: ")
+        assert done.stderr.startswith("error: wandb refused the dashboard: ")
     assert not (tmp_path / "outputs").exists()

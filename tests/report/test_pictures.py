@@ -11,8 +11,8 @@ from made_rows import IDENTITY, row
 from report_rows import SKILL, write_experiment
 
 from attnbench.report.blocks import MAX_FILE_NAME, Picture, Pictures, Samples, file_name
-from attnbench.report.charts.look import _engine, to_svg
 from attnbench.report.charts.marks import Axis, Drawing
+from attnbench.report.charts.style import _engine, to_svg
 from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
@@ -240,13 +240,13 @@ def test_a_sample_that_is_none_is_named(experiment, tmp_path):
     folder = shutil.copytree(experiment, tmp_path / "demo")
     for path in folder.rglob("sample.json"):
         path.write_text(json.dumps({"prompt": 3, "text": "x"}))
-    with pytest.raises(UserError, match=r"sample\.json: is no sample of text; the file may be removed"):
+    with pytest.raises(UserError, match=r"sample\.json: is not a sample of text; you may remove the file"):
         sample_section(read_inputs(folder))
     samples = list(folder.rglob("sample.json"))
     samples[0].write_text('{"prompt": "cut o')
     for path in samples[1:]:
         path.unlink()
-    with pytest.raises(UserError, match=r"sample\.json: cannot be read as JSON .*; the file may be removed"):
+    with pytest.raises(UserError, match=r"sample\.json: cannot be read as JSON .*; you may remove the file"):
         sample_section(read_inputs(folder))
     samples[0].unlink()
     assert sample_section(read_inputs(folder)) is None
@@ -256,7 +256,7 @@ def test_an_environment_that_is_torn_is_named_and_may_go(experiment, tmp_path):
     folder = shutil.copytree(experiment, tmp_path / "demo")
     [*paths] = folder.rglob("environment.json")
     paths[0].write_text('{"torch": ')
-    with pytest.raises(UserError, match=r"environment\.json: cannot be read as JSON .*; the file may be removed"):
+    with pytest.raises(UserError, match=r"environment\.json: cannot be read as JSON .*; you may remove the file"):
         read_inputs(folder)
     paths[0].unlink()
     assert read_inputs(folder).rows == read_inputs(experiment).rows

@@ -20,9 +20,9 @@ from small import identity_of
 
 from attnbench.mixers.mamba3 import Mamba3
 from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
-from attnbench.report.charts.look import to_png, to_svg
 from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
+from attnbench.report.charts.style import to_png, to_svg
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
@@ -282,7 +282,7 @@ def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
     # A perplexity below the other’s, and better by more than its margin.
     assert re.search(r"softmax is better than linear: [^.]*perplexity [\d.]+ % \[[^]]+\] lower", page.text)
     assert "three seeds" not in page.text
-    assert "Found with a probability of 0.8 would be a difference, between half of the pairs" in page.text
+    assert "Smallest differences detectable with 80 % power, for the median pair and the worst pair: " in page.text
     tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]
     sections = [index for index, (tag, _) in enumerate(page.elements) if tag == "section"]
     assert sections[1] < tables[0]

@@ -11,8 +11,8 @@ from rich.console import Console
 from scripts_here import run_here
 from small import identity_of
 
-from attnbench.report.runs import list_tables, overview, pruning_table
-from attnbench.report.runs_beside import comparison_tables
+from attnbench.report.run_list import list_tables, overview, pruning_table
+from attnbench.report.run_pair import comparison_tables
 from attnbench.results.pruning import plan_pruning
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement

@@ -94,7 +94,7 @@ def test_rows_of_one_folder_are_compared_by_commit_and_by_day(before, tmp_path, 
         path.write_text(re.sub('"started": "[^"]+"', '"started": "1970-01-01T12:00:00+00:00"', path.read_text()))
     with pytest.raises(UserError, match=rf"@{today} have no variant in common: softmax, and linear"):
         write_versus(f"{before}@1970-01-01", f"{before}@{today}", target=tmp_path / "days")
-    with pytest.raises(UserError, match="has no rows of it, but of 1970-01-01 and"):
+    with pytest.raises(UserError, match="has no such rows, only rows of 1970-01-01 and"):
         write_versus(f"{before}@1980-01-01", str(after))
 
 
@@ -137,9 +137,13 @@ def test_a_side_is_a_folder_a_commit_or_a_day(before, tmp_path):
     for first, second, message in (
         (before, before, "are the same folder; name another, or a commit of each"),
         (before, f"{before}@5357fac", "are the same folder"),
-        (before, tmp_path / "gone", "gone: is no folder"),
+        (before, tmp_path / "gone", "gone: is not a folder"),
         (before, f"{before}@yesterday", "yesterday must be a commit, or a date like"),
-        (f"{before}@abcdef", before / "0-perplexity-seed0", "has no rows of it, but of 00c0ffee0000 and 5357fac305d1"),
+        (
+            f"{before}@abcdef",
+            before / "0-perplexity-seed0",
+            "has no such rows, only rows of 00c0ffee0000",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             write_versus(str(first), str(second))

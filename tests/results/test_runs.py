@@ -453,7 +453,7 @@ def test_a_removal_that_failed_is_an_error_of_the_command(outputs, monkeypatch):
     code, _, errors = run_here("runs.py", "prune=unfinished", "dry_run=false", f"outputs_dir={outputs}")
     assert code == 1
     assert "removed: 0 folders" in errors
-    assert re.search(r"error: prune=unfinished: 2 folders left, .* first; the reasons stand above\n$", errors)
+    assert re.search(r"error: prune=unfinished: 2 folders left, .* first; see the reasons above\n$", errors)
 
 
 def test_a_list_that_nothing_takes_is_an_error(outputs):

@@ -15,7 +15,7 @@ from report_rows import SKILL, write_experiment
 from wandb_server import KEY, Server
 
 from attnbench.report.inputs import about, read_inputs
-from attnbench.report.wandb import ROWS, chart_key
+from attnbench.report.workspace import ROWS, chart_key
 from attnbench.results.rows import COLUMNS
 from attnbench.settings.errors import UserError
 from attnbench.training.wandb import _quiet_wandb, legal_run_id
@@ -201,7 +201,7 @@ def test_wandb_offline_said_once_holds_for_auto(tmp_path):
 def test_a_comparison_is_one_run_with_its_rows_its_charts_and_its_summary(tmp_path):
     write_experiment(tmp_path / "experiment")
     script = """
-from attnbench.report.wandb import show_comparison
+from attnbench.report.workspace import show_comparison
 show_comparison(Path("experiment"), LoggerSettings(mode="none"), root=Path("."))
 print("wandb" in sys.modules, Path("wandb").exists())
 # A second time it is the same run, and not a second one.

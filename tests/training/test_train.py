@@ -48,9 +48,9 @@ from attnbench.settings.schema import MAX_STEPS, LoggerSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Logging, Stopwatch
 from attnbench.training.job import _new_end
+from attnbench.training.learning_rate import learning_rates, num_decay_steps, shortened
 from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import train
-from attnbench.training.schedule import learning_rates, num_decay_steps, shortened
 from attnbench.training.step import (
     Batch,
     StepReport,

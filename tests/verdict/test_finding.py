@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from attnbench.verdict.finding import (
+from attnbench.verdict.bounds import (
     FAIL,
     MISSES,
     NOT_RUN,

@@ -258,7 +258,7 @@ def test_the_hardest_setting_is_the_one_that_is_tested():
 
 def test_many_variants_need_a_reference_and_it_must_be_ranked():
     names = [f"variant{index}" for index in range(7)]
-    with pytest.raises(UserError, match="has 7 variants, and more than 6 need a reference"):
+    with pytest.raises(UserError, match="has 7 variants, but more than 6 need a reference"):
         family([], rank=names, reference=None, primaries={"copy": ACCURACY})
     pairs = family([], rank=names, reference="variant2", primaries={"copy": ACCURACY})
     assert {entry.second for entry in pairs} == {"variant2"}

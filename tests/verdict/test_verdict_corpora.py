@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import t
 from simulate_verdicts import ACCURACY, NATS
 
-from attnbench.report.sections.corpora import corpora_lines, corpora_section
+from attnbench.report.sections.corpus_table import corpora_lines, corpora_section
 from attnbench.results.tables import Table, TableCell
-from attnbench.verdict.corpora import SINGULAR_FIT, mixed_model, over_corpora
 from attnbench.verdict.family import Pair
+from attnbench.verdict.over_corpora import SINGULAR_FIT, mixed_model, over_corpora
 from attnbench.verdict.ranking import Verdict, judge
 
 

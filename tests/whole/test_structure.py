@@ -22,7 +22,7 @@ DOORS = {
         "cli/sweeps.py",
     },
     "wandb": {"training/wandb.py"},
-    "wandb_workspaces": {"report/wandb.py"},
+    "wandb_workspaces": {"report/workspace.py"},
     "datasets": {"data/hub.py"},
     "huggingface_hub": set(),
     "altair": {"report/charts/vega.py"},

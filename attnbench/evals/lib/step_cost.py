@@ -18,8 +18,8 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
+from attnbench.training.learning_rate import learning_rates
 from attnbench.training.loop import text_batch
-from attnbench.training.schedule import learning_rates
 from attnbench.training.step import StepReport, stepper
 
 

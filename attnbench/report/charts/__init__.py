@@ -1,1 +1,1 @@
-"""Charts: what is drawn, as plain data, its look, and Vega-Lite of it."""
+"""Charts: plots as plain data, their style, and their Vega-Lite."""

@@ -1,6 +1,6 @@
-"""Chart engine: a process of its own that draws charts with vl-convert, call by call, from lines of JSON.
+"""Chart engine: a process that draws charts with vl-convert, one call per line of JSON; style.py starts it.
 
-look.py starts this file. The JavaScript engine inside vl-convert ends its process where it gets no memory.
+The JavaScript engine of vl-convert ends its process when it runs out of memory.
 """
 
 import base64
@@ -11,7 +11,7 @@ import vl_convert
 
 
 def serve() -> None:
-    """Answer each line of standard input, the name of a function and its arguments, with one line."""
+    """Answer each line of standard input (name of a function, arguments) with one line."""
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:

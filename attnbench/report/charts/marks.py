@@ -1,4 +1,4 @@
-"""Charts as plain data: marks by their positions, and axes. vega.py turns them into Vega-Lite."""
+"""Charts as plain data: marks and axes, which vega.py converts to Vega-Lite."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,74 +6,59 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LOG_RATIO = 10
-"""Numbers that span more than this are drawn on a logarithmic scale, where all are positive."""
+"""Positive numbers with a larger ratio have a logarithmic scale."""
 
 WIDE_AXIS = 8
-"""Ratio of an axis's ends from which it is logarithmic: three doublings."""
+"""Ratio of an axis's ends from which it is logarithmic."""
 
 MANY = 10_000
-"""From here on an axis writes its numbers short: 2.4M."""
+"""Numbers from here on are abbreviated: 2.4M."""
 
 Datum = dict[str, Any]
-"""`variant`, `x`, `value`, and where there are any `low`, `high`, `line` (joins data to lines) and words."""
+"""`variant`, `x`, `value`, optionally `low`, `high` and `line` (data of one line), and texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Scale of one direction."""
-
     title: str | None = None
     domain: tuple[float, float] | None = None
-    """None: as wide as the numbers."""
+    """None: the range of the numbers."""
     is_logarithmic: bool = False
     ticks: Sequence[float] | None = None
     is_short: bool = False
-    """True where numbers are written as 2.4M."""
+    """True if numbers are abbreviated: 2.4M."""
     categories: Sequence[str] | None = None
-    """Values in order of an axis that has no numbers."""
+    """Ordered values of an axis without numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Marks on two axes; every variant has a colour, a shape and a dash of its own."""
-
     description: str
     labels: Mapping[str, str]
-    """Name by which each variant is shown."""
+    """Shown name of each variant."""
     x: Axis
     y: Axis
     points: Sequence[Datum] = ()
     """With intervals."""
     lines: Sequence[Datum] = ()
     dots: Sequence[Datum] = ()
-    """Small, one a seed."""
+    """Small, one per seed."""
     rings: Sequence[Datum] = ()
-    """Around what was chosen."""
+    """Around chosen points."""
     levels: Sequence[Datum] = ()
-    """A dashed line under everything."""
+    """A dashed line below all other marks."""
     best: Sequence[Datum] = ()
-    """Named beside their places, and joined by dashed steps, cheapest first; with `name`, and its side:
-    `is_left`, and above where `is_low`."""
+    """Named, and joined by dashed steps in order of cost; with `name`, `is_left` (its side) and `is_low` (above)."""
     missing: Mapping[str, Sequence[Datum]] = field(default_factory=dict)
     """Crosses above the plot, by label."""
     is_thin: bool = False
-    """True where lines are many, one a seed."""
+    """True for many lines, one per seed."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Entries of the data that a tooltip shows, and their titles."""
-
-
-def share_axis() -> Axis:
-    """Return the axis of accuracies."""
-    return Axis(domain=(0, 1))
+    """Titles of the entries of data that a tooltip shows."""
 
 
 def value_axis(means: Sequence[float], ends: Sequence[float] = (), title: str | None = None) -> Axis:
-    """Return an axis close around the numbers, logarithmic where they span more than LOG_RATIO.
-
-    Args:
-        ends: of intervals: those of very few seeds may be far wider than all that is to be seen, and are cut at the
-            plot's edges.
-    """
+    """Return an axis close to the means, logarithmic if they span more than LOG_RATIO; far interval ends are cut."""
     if not means:
         return Axis(title=title, domain=(0, 1))
     if max(means) > LOG_RATIO * min(means) > 0:
@@ -86,13 +71,12 @@ def value_axis(means: Sequence[float], ends: Sequence[float] = (), title: str | 
 
 
 def position_axis(positions: Sequence[float], title: str) -> Axis:
-    """Return the axis along a plot, with a tick at each of its numbers, which are in order."""
     is_wide = positions[0] > 0 and positions[-1] >= WIDE_AXIS * positions[0]
     return Axis(title=title, domain=(positions[0], positions[-1]), is_logarithmic=is_wide, ticks=positions)
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """List 1, 2, 5, 10, ... between the ends; only the powers of ten where there are more than two of them."""
+    """Return 1, 2, 5, 10, ... between the ends; only powers of ten if there are more than two of them."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if math.log10(high / low) < 2.5 else (1,)
     return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]

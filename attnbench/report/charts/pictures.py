@@ -1,10 +1,10 @@
-"""Plots as pictures, and as a table where there is nothing to draw along."""
+"""Plots as pictures, or as a table if they have a single position."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnbench.report.blocks import Picture
-from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, value_axis
 from attnbench.report.charts.plots import Plot, chance_text, describe, missing_text, share
 from attnbench.report.charts.vega import draw, draw_bars
 from attnbench.report.sections import words
@@ -14,11 +14,7 @@ from attnbench.verdict.seeds import Figure
 
 
 def picture(plot: Plot, variants: Sequence[str]) -> Picture:
-    """Draw lines along the axis, or bars of shares of a whole.
-
-    Args:
-        variants: of the whole report.
-    """
+    """Draw lines along the axis, or bars of shares of a whole; `variants` are those of the whole report."""
     spec = _bars(plot, variants) if plot.is_whole else draw(_drawing(plot), variants)
     legend = f"dashed: {chance_text(plot)}" if plot.chance() else ""
     given = {"name": plot.name, "title": plot.title, "legend": legend, "missing": missing_text(plot)}
@@ -26,7 +22,6 @@ def picture(plot: Plot, variants: Sequence[str]) -> Picture:
 
 
 def table_of_singles(plots: Sequence[Plot]) -> Table:
-    """Write plots whose axes have a single value as one table: a line a variant, a column a plot."""
     labels = dict.fromkeys(figure.label for plot in plots for figure in plot.figures)
     lines = [
         [label, *(_single(next((f for f in plot.figures if f.label == label), None)) for plot in plots)]
@@ -44,15 +39,14 @@ def _single(figure: Figure | None) -> str | TableCell:
 
 
 def _drawing(plot: Plot) -> Drawing:
-    """Draw the variants as lines, their intervals as bars, crosses above for what has no number."""
     with_mean = [figure for figure in plot.figures if figure.mean is not None]
     means = [figure.mean for figure in with_mean if figure.mean is not None]
     ends = [end for figure in with_mean for end in (figure.low, figure.high) if end is not None]
     is_share = "accuracy" in plot.metric or bool(plot.chance())
-    y = share_axis() if is_share else value_axis(means, ends)
+    y = Axis(domain=(0, 1)) if is_share else value_axis(means, ends)
     names, title = [str(value) for value in plot.positions], words.axis_name(plot.axis)
     x = position_axis(plot.positions, title) if plot.is_numeric else Axis(title=title, categories=names)
-    # The interval of a few positive numbers may reach below 0, where a logarithm has no place for its end.
+    # Intervals of positive numbers may reach below 0, where a logarithmic axis ends.
     least = y.domain[0] if y.is_logarithmic and y.domain is not None else None
     points, levels = [_datum(plot, figure, least) for figure in with_mean], plot.chance()
     missing: dict[str, list[Datum]] = {}
@@ -78,7 +72,6 @@ def _drawing(plot: Plot) -> Drawing:
 
 
 def labels_of(figures: Iterable[Figure]) -> dict[str, str]:
-    """Return the name by which each variant is shown."""
     return {figure.variant: figure.label for figure in figures}
 
 
@@ -95,11 +88,6 @@ def _bars(plot: Plot, variants: Sequence[str]) -> dict[str, Any]:
 
 
 def _datum(plot: Plot, figure: Figure, least: float | None = None) -> Datum:
-    """Write one figure as a chart reads it, numbers also as text.
-
-    Args:
-        least: that an interval may reach down to.
-    """
     at = plot.position(figure)
     datum = {
         "variant": figure.label,
@@ -115,7 +103,6 @@ def _datum(plot: Plot, figure: Figure, least: float | None = None) -> Datum:
 
 
 def figure_words(figure: Figure) -> dict[str, str]:
-    """Write number, interval and seeds of a figure for a tooltip."""
     num_seeds = sum(figure.statuses.values())
     return {
         "text": words.outcome(figure),

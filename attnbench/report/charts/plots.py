@@ -1,4 +1,4 @@
-"""Plots that an evaluation gets, and the figures of each."""
+"""The plots of an evaluation, and the figures of each."""
 
 import json
 import re
@@ -12,57 +12,50 @@ from attnbench.verdict.axes import is_chance
 from attnbench.verdict.seeds import Figure
 
 TOKENS = "tokens_per_step"
-"""Name of a fixed product of sequence length and batch size: along such a series both settings vary."""
+"""Product of sequence length and batch size, for series at constant tokens, in which both vary."""
 
 
 BUCKET = re.compile(r"[0-9]{1,9}-([0-9]{1,9})")
 
 WHOLES = {"part_share": "part"}
-"""Metrics whose values along an axis are the shares of a whole."""
-
-
+"""Metrics whose values along an axis are shares of a whole."""
 BUDGETS = ("parameters", "forward_flops_per_token")
-"""Metrics of a model's size, which say nothing of its performance; they stand in a separate table."""
+"""Metrics of a model's size rather than its performance; they have a separate table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One metric along one axis, everything else alike."""
-
     name: str
-    """Name of its files: <evaluation>-<metric>-<axis>, and the fixed settings where they tell plots apart."""
+    """File name: <evaluation>-<metric>-<axis>, and fixed settings if they distinguish plots."""
     metric: str
     unit: str
     axis: str
     fixed: dict[str, Any]
-    """Settings that tell this plot from others of the same metric and axis."""
+    """Settings that distinguish plots of this metric and axis."""
     figures: list[Figure]
 
     @property
     def positions(self) -> list[Any]:
-        """The axis's values: numbers in order, others as the rows name them."""
         values = list(dict.fromkeys(map(self.position, self.figures)))
         return sorted(values) if all(map(_is_number, values)) else values
 
     def position(self, figure: Figure) -> Any:
-        """Return a figure's place on the axis: a bucket of positions "4-7" stands at its end, counted from 1."""
+        """Return a figure's position; that of a bucket "4-7" is its end, counted from 1."""
         value = _along(figure, self.axis)
         bucket = BUCKET.fullmatch(value) if self.axis == "position_bucket" and isinstance(value, str) else None
         return int(bucket[1]) + 1 if bucket else value
 
     @property
     def is_numeric(self) -> bool:
-        """True for an axis of numbers."""
         return all(map(_is_number, self.positions))
 
     @property
     def is_whole(self) -> bool:
-        """True where a variant's values add up to 1: one bar of parts each."""
+        """True if a variant's values add up to 1 and are drawn as one bar of parts."""
         return WHOLES.get(self.metric) == self.axis
 
     @property
     def title(self) -> str:
-        """Title in words: metric, axis, fixed settings."""
         name = words.capitalized(words.metric_name(self.metric, self.unit))
         along = f" by {words.axis_name(self.axis)}" if len(self.positions) > 1 else ""
         fixed = words.where(self.fixed)
@@ -71,12 +64,10 @@ class Plot:
 
     @property
     def missing(self) -> list[Figure]:
-        """Figures without a number: out of memory and the like."""
         return [figure for figure in self.figures if figure.mean is None]
 
     def chance(self) -> dict[Any, float]:
-        """Return the chance level at each position; empty where the rows give none, and for language models: beside the
-        unigram's nats their differences could not be seen."""
+        """Empty for language models: on a scale with the unigram's nats their differences would vanish."""
         levels = ((self.position(figure), figure.settings.get("chance")) for figure in self.figures)
         return {position: level for position, level in levels if level is not None and level <= 1}
 
@@ -85,19 +76,19 @@ def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | No
     """Choose the plots of one evaluation.
 
     Args:
-        declared: its (metric, axis) pairs; None for an evaluation of which only the rows are known: then every metric
-            is drawn along its axis of most numbers, if that has at least two.
+        declared: its (metric, axis) pairs; None if unknown: then each metric has a plot along its axis with most
+        numbers.
     """
     pairs = declared if declared is not None else _pairs(figures)
     plots = [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
-    # Variants side by side look the same along whatever axis has a single value.
+    # Axes with a single value give equal plots: one of them is enough.
     metrics = {plot.metric for plot in plots if len(plot.positions) > 1}
     singles = {plot.metric: plot for plot in reversed(plots) if plot.metric not in metrics}
     return [plot for plot in plots if len(plot.positions) > 1 or plot is singles.get(plot.metric)]
 
 
 def describe(plot: Plot) -> str:
-    """Write the plot as a sentence for readers who cannot see it: its ends, and missing numbers."""
+    """Describe the plot for readers who cannot see it."""
     by_variant: dict[str, list[Figure]] = {}
     for figure in sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot)):
         by_variant.setdefault(figure.label, []).append(figure)
@@ -119,7 +110,6 @@ def describe(plot: Plot) -> str:
 
 
 def share(figure: Figure) -> str:
-    """Write a share as "34 %"."""
     return f"{100 * (figure.mean or 0):.0f} %"
 
 
@@ -135,7 +125,6 @@ def missing_text(plot: Plot) -> str:
 
 
 def chance_text(plot: Plot) -> str:
-    """Write the chance levels: "chance 0.25 to 0.0625"; empty where the rows give none."""
     levels = list(dict.fromkeys(plot.chance().values()))
     if not levels:
         return ""
@@ -162,9 +151,9 @@ def _pairs(figures: Sequence[Figure]) -> list[tuple[str, str]]:
 
 
 def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
-    """Make a plot for every combination of the other settings in which the axis has several values.
+    """Return a plot for every combination of other settings at which the axis has several values.
 
-    Where none has, one plot of the variants beside each other, on the test split of the best checkpoint if there is.
+    Without any, return one plot of all variants, for the best checkpoint's test split if possible.
     """
     shown = [figure for figure in figures if figure.metric == metric and axis in figure.settings]
     if not shown:
@@ -176,7 +165,9 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
         at_constant_tokens = _grouped(shown, [TOKENS if name == "batch_size" else name for name in names])
         several += [group for group in at_constant_tokens if _num_positions(group[1], axis) > 1]
     if not several:
-        several = [max(groups, key=lambda group: _preference(group[1][0].settings))]
+        several = [
+            max(groups, key=lambda group: [group[1][0].settings.get(it) == usual for it, usual in words.USUAL.items()])
+        ]
     return [
         Plot(
             name=file_name(shown[0].evaluation, metric, axis, settings=fixed if len(several) > 1 else {}),
@@ -191,7 +182,6 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
 
 
 def _grouped(figures: Sequence[Figure], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Figure]]]:
-    """Group the figures that are alike in the settings `names`, with these settings."""
     groups: dict[str, tuple[dict[str, Any], list[Figure]]] = {}
     for figure in figures:
         fixed = {name: _setting(figure, name) for name in names if name == TOKENS or name in figure.settings}
@@ -210,13 +200,12 @@ def _num_positions(figures: Sequence[Figure], axis: str) -> int:
 
 
 def _along(figure: Figure, axis: str) -> Any:
-    """Return the value on an axis, as text where it is none that can be counted."""
     value = figure.settings[axis]
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
-    """List settings that vary otherwise than with the axis: a batch size that follows from the length is none."""
+    """Return the settings that vary independently of the axis, unlike a batch size that depends on the length."""
     names = dict.fromkeys(name for figure in figures for name in figure.settings if name != axis)
     telling = []
     for name in names:
@@ -226,10 +215,6 @@ def _telling(figures: Sequence[Figure], axis: str) -> list[str]:
         if not is_chance(name) and any(len(texts) > 1 for texts in values.values()):
             telling.append(name)
     return telling
-
-
-def _preference(settings: dict[str, Any]) -> tuple[bool, bool]:
-    return settings.get("split") == "test", settings.get("checkpoint") == "best"
 
 
 def _is_number(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Charts in Vega-Lite, from plain data; alone in importing the library that writes these.
+"""Charts in Vega-Lite. No other module imports altair.
 
-A specification holds no colours of its own but those of the chart's configuration, so that a page can draw it light
-or dark. Text of the user's enters as data and is never part of an expression.
+Colours come from the chart's configuration, so that a page can draw a specification light or dark. User text enters as
+data and never as part of an expression.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
 
 NUMBER_WIDTH = 34
-"""Width in pixels below which a part of a bar has no room for its number."""
+"""Width in pixels below which a part of a bar has no number."""
 
 LINE_END = "  "
-"""Between the lines of a figure's words: a control character would be escaped."""
+"""Separator of a label's lines; a control character would be escaped."""
 
 CHARACTER_WIDTH = 7
-"""Pixels for a character of a label 13 pixels high: those of a wide font, as browsers have them, take 6.5."""
+"""Pixels per character of a label 13 pixels high; wide fonts of browsers take 6.5."""
 
 OF_EVERY_OBJECT = (
     *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__", "constructor"),
     *("hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf"),
 )
-"""Names of JavaScript's Object.prototype."""
+"""Names in JavaScript's Object.prototype."""
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
@@ -38,22 +38,18 @@ CROSS_HEIGHT = 14
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
 SHORT = "abs(datum.value) < 1000 ? format(datum.value, '~f') : format(datum.value, '~s')"
-"""Expression by which an axis writes numbers: SI letters keep 2,400,000 short, 2.4M; but 0.1 ms are not 100m."""
+"""Format of an abbreviating axis: SI letters for large numbers (2.4M), but not for small ones (100m)."""
 
 
 def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
-    """Draw the marks as Vega-Lite.
-
-    Args:
-        variants: of the whole report, so that each looks alike in all its charts.
-    """
-    look = _look(drawing, variants)
+    """Return the marks as Vega-Lite; `variants` are the whole report's, so that each has one style in all charts."""
+    style = _style(drawing, variants)
     x = alt.X("x:N" if drawing.x.categories is not None else "x:Q", **_channel(drawing.x, padding=18))
     y = alt.Y("value:Q", **_channel(drawing.y, padding=6))
     tooltip = [alt.Tooltip(f"{field}:N", title=title) for field, title in drawing.words.items()]
 
     def marks(name: str) -> alt.Chart:
-        return alt.Chart(alt.NamedData(name)).encode(x=x, y=y, color=look.color)
+        return alt.Chart(alt.NamedData(name)).encode(x=x, y=y, color=style.color)
 
     thickness = 1.2 if drawing.is_thin else 2
     layers = {
@@ -61,34 +57,33 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
         "steps": alt.Chart(alt.NamedData("best")).mark_line(style="chance", interpolate="step-after").encode(x=x, y=y),
         "bars": marks("points")
         .mark_rule(strokeWidth=1.5, clip=True)
-        .encode(y=alt.Y("low:Q", **_channel(drawing.y, padding=6)), y2="high:Q", opacity=look.faded(0.55)),
+        .encode(y=alt.Y("low:Q", **_channel(drawing.y, padding=6)), y2="high:Q", opacity=style.faded(0.55)),
         "lines": marks("lines")
         .mark_line(strokeWidth=thickness, clip=True)
-        .encode(strokeDash=look.dash, detail="line:N", opacity=look.faded(0.75 if drawing.is_thin else 1.0)),
-        "dots": marks("dots").mark_point(filled=True, size=22, clip=True).encode(opacity=look.faded(0.6)),
-        "rings": marks("rings").mark_point(size=190, strokeWidth=1.8).encode(opacity=look.faded(1.0)),
+        .encode(strokeDash=style.dash, detail="line:N", opacity=style.faded(0.75 if drawing.is_thin else 1.0)),
+        "dots": marks("dots").mark_point(filled=True, size=22, clip=True).encode(opacity=style.faded(0.6)),
+        "rings": marks("rings").mark_point(size=190, strokeWidth=1.8).encode(opacity=style.faded(1.0)),
         "names": _names(x, y),
         "points": marks("points")
         .mark_point(filled=True, size=64, opacity=1)
-        .encode(shape=look.shape, opacity=look.faded(1.0), tooltip=tooltip),
+        .encode(shape=style.shape, opacity=style.faded(1.0), tooltip=tooltip),
     }
     data = {name: list(getattr(drawing, name)) for name in ("levels", "best", "lines", "dots", "rings", "points")}
     data_of = {"bars": "points", "steps": "best", "names": "best"}
     kept = [layer for name, layer in layers.items() if data[data_of.get(name, name)]]
-    # The marks on top, which a click on the legend picks; crosses where nothing has a number.
+    # The top layer takes clicks on the legend; crosses follow, for points without a number.
     top = max(len(kept) - 1, 0)
     crosses = {f"missing {index}": list(values) for index, values in enumerate(drawing.missing.values())}
     for index, name in enumerate(crosses):
         mark = alt.Chart(alt.NamedData(name)).mark_point(shape=CROSS, size=36, strokeWidth=2.2, opacity=1)
-        # Above the plot's top edge, a line for each variant, so that they do not hide each other.
+        # Above the plot, one line per variant, so that crosses do not hide each other.
         height = alt.value(-8 - CROSS_HEIGHT * index)
-        kept.append(mark.encode(x=x, y=height, color=look.color, tooltip=tooltip))
-    kept[top] = kept[top].add_params(look.picked)
+        kept.append(mark.encode(x=x, y=height, color=style.color, tooltip=tooltip))
+    kept[top] = kept[top].add_params(style.picked)
     return _specification(kept, data | crosses, height=264, description=drawing.description)
 
 
 def _names(x: alt.X, y: alt.Y) -> alt.Chart:
-    """Write names below the points that they are of, those near the right end on the left, at the bottom above."""
     mark = alt.Chart(alt.NamedData("best")).mark_text(
         fontSize=13,
         align=alt.ExprRef("datum.is_left ? 'right' : 'left'"),
@@ -99,13 +94,7 @@ def _names(x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str], description: str) -> dict[str, Any]:
-    """Draw a bar a variant, its parts one after the other, with their shares where there is room.
-
-    Args:
-        values: with `order` and `share`, beside the part as `x`.
-        parts: of the whole, in order.
-        shown: variants, in order.
-    """
+    """Draw a bar per variant; `values` have `order`, `share` and the part as `x`."""
     names = alt.Axis(title=None, labelFontSize=13, labelLimit=180, domain=False, ticks=False)
     percent = alt.Axis(title=None, format="%", tickCount=5)
     legend = alt.Legend(title=None, orient="top", symbolType="square", offset=10)
@@ -128,18 +117,18 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
 def draw_bounds(
     values: Sequence[Datum], description: str, *, gap: int = 28, level: float | None = None
 ) -> dict[str, Any]:
-    """Draw a line a figure: its bounds, itself, and a tick at each limit that it is held against.
+    """Draw a line per figure: its bounds, its value, and a tick at each limit.
 
     Args:
-        values: `variant` (words for the figure, LINE_END between its lines), `value`, `low`, `high`, `text`; of a limit
-            `variant` and `limit`.
-        gap: pixels between the words of two figures.
-        level: that a dashed line under all of them stands at; None for none.
+        values: `variant` (the label, with LINE_END between lines), `value`, `low`, `high`, `text`; for limits `variant`
+        and `limit`.
+        gap: pixels between two labels.
+        level: position of a dashed line.
     """
     order = list(dict.fromkeys(value["variant"] for value in values))
     lines = [line for variant in order for line in variant.split(LINE_END)]
     labels = {"labelFontSize": 13, "labelLimit": 360, "labelExpr": f"split(datum.label, '{LINE_END}')"}
-    # A browser's font may be wider than the one that the picture is laid out with, and would stick out to the left.
+    # Reserve the label's width: a browser's font may be wider than the one used for the layout.
     names = alt.Axis(title=None, domain=False, ticks=False, minExtent=CHARACTER_WIDTH * max(map(len, lines)), **labels)
     y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=None, tickCount=5)
     tooltip = [alt.Tooltip("variant:N", title="figure"), alt.Tooltip("text:N", title="with its bounds")]
@@ -166,20 +155,19 @@ def draw_bounds(
 def _specification(
     layers: Sequence[alt.Chart], data: dict[str, list[Datum]], *, height: int, description: str
 ) -> dict[str, Any]:
-    """Write layers over named data, each of which stands in the specification once."""
     chart = alt.layer(*layers).properties(width="container", height=height, description=description)
-    # Checked without the data, which may be long and has no form of its own.
+    # Validated without the data, which may be long and has no schema.
     spec = chart.to_dict()
     spec["datasets"] = {name: values for name, values in data.items() if values}
-    # The address of the schema is of no use to who draws the chart, and the page names no address at all.
+    # Remove the schema's address (pages contain none) and altair's default configuration.
     del spec["$schema"], spec["config"]
     return with_printable_text(spec)
 
 
 def with_printable_text(content: Any) -> Any:
-    """Escape every text of plain data for the drawing library: a control character in it ends the process.
+    """Escape control characters in texts, which would end the drawing library's process.
 
-    A name that every object of JavaScript has would be looked up in one, and gets a blank that no other text can have.
+    A name that every JavaScript object has would be found in any object, so it gets a trailing no-break space.
     """
     if isinstance(content, str) and content in OF_EVERY_OBJECT:
         return content + "\N{NO-BREAK SPACE}"
@@ -191,34 +179,31 @@ def with_printable_text(content: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Colours, shapes and dashes of the variants, alike in all charts of a report."""
-
+class Style:
     picked: alt.Parameter
-    """Variants selected by a click on the legend."""
+    """Selection by a click on the legend."""
     color: alt.Color
     shape: alt.Shape
     dash: alt.StrokeDash
 
     def faded(self, opacity: float) -> Any:
-        """Return the opacity of what is picked, and a tenth of it for all else."""
         return alt.condition(self.picked, alt.value(opacity), alt.value(opacity / 10))
 
 
-def _look(drawing: Drawing, variants: Sequence[str]) -> Look:
+def _style(drawing: Drawing, variants: Sequence[str]) -> Style:
     def cycled(choices: Sequence[Any]) -> list[Any]:
         return [choices[index % len(choices)] for index in range(len(variants))]
 
-    # One of several names has its own place, and is shown with all of them.
+    # A variant with several names is shown with all of them.
     shown = [drawing.labels[name] for name in variants if name in drawing.labels]
     domain = [drawing.labels.get(name, name) for name in variants]
-    # The lines of crosses stand between the legend and the plot.
+    # Crosses are drawn between the legend and the plot.
     offset = 18 + CROSS_HEIGHT * len(drawing.missing)
     legend = alt.Legend(title=None, orient="top", values=shown, symbolStrokeWidth=0, symbolOpacity=1, offset=offset)
     if not drawing.points:
         legend = alt.Legend(title=None, orient="top", values=shown, offset=offset, symbolType="stroke", symbolSize=300)
-    # The colours stand in the configuration, which is another on a dark page; the domain gives each variant its place.
-    return Look(
+    # Ranges of colours are in the configuration, which depends on the page; the domain orders the variants.
+    return Style(
         picked=alt.selection_point(name="picked", fields=["variant"], bind="legend"),
         color=alt.Color("variant:N", scale=alt.Scale(domain=domain), legend=legend),
         shape=alt.Shape("variant:N", scale=alt.Scale(domain=domain, range=cycled(SHAPES)), legend=legend),
@@ -227,11 +212,6 @@ def _look(drawing: Drawing, variants: Sequence[str]) -> Look:
 
 
 def _channel(axis: Axis, *, padding: int) -> dict[str, Any]:
-    """Return scale, axis and order of one direction.
-
-    Args:
-        padding: pixels at both ends of a scale that is not fixed.
-    """
     if axis.categories is not None:
         return {"sort": list(axis.categories), "axis": alt.Axis(title=axis.title, labelAngle=0)}
     shown: dict[str, Any] = {"title": axis.title}

@@ -1,1 +1,1 @@
-"""Contents of a report: the answer, a section for each question, and the words of all."""
+"""Sections of a report, and the words that they share."""

@@ -1,10 +1,10 @@
-"""The answer of a comparison in a few lines, alike on a page and on a terminal: who is better, and how sure that is."""
+"""The answer of a comparison in a few lines, equal on a page and a terminal: which variant is better, by how much."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.report.sections import words
-from attnbench.report.sections.corpora import corpora_lines
+from attnbench.report.sections.corpus_table import corpora_lines
 from attnbench.report.sections.surroundings import surroundings
 from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
@@ -14,30 +14,27 @@ from attnbench.settings.schema import FEW_SEEDS, MAX_PAIRED
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
 from attnbench.verdict.family import primary_figures
-from attnbench.verdict.ranking import Noise, Verdict, noise_floor
+from attnbench.verdict.ranking import Verdict, noise_floor
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, same_models
 
 if TYPE_CHECKING:
-    # It loads torch, which scripts wait for only once their configuration is checked.
+    # Imported here: it loads torch, and commands check their settings first.
     from attnbench.report.inputs import Inputs
 
 FULL_LENGTHS = 8
-"""Multiple of the trained length at which the perplexity stands in the answer."""
+"""Multiple of the trained length whose perplexity is in the answer."""
 
-UNFINISHED = "Cells of the plan are not done: what follows is of those that are, and may change."
-NO_PRIMARY = "Nothing is compared: no evaluation here has a primary metric, which is what verdicts are about."
-NO_REFERENCE = (
-    "Nothing is compared: of more than {} variants, each is compared with a reference, which a plan names "
-    "(plan.reference)."
-)
+UNFINISHED = "The plan is not finished: verdicts are on the finished runs and may change."
+NO_PRIMARY = "Nothing is compared: no evaluation here has a primary metric, on which verdicts are based."
+NO_REFERENCE = "Nothing is compared: more than {} variants need a reference, which a plan names (plan.reference)."
 NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primary metric."
 
 
 def answer(inputs: "Inputs") -> dict[str, list[str]]:
-    """Write the lines of the answer by what they are about; those without anything to say are left out.
+    """Return the lines of the answer by topic; empty topics are left out.
 
-    Of a factorial the tables of its effects are the answer, and lines of each of its corners would bury them.
+    For a factorial, the tables of effects are the answer.
     """
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
@@ -65,14 +62,12 @@ def _why_none(inputs: "Inputs") -> str:
 
 
 def sentences(inputs: "Inputs") -> list[str]:
-    """Write all that a comparison says, a sentence a line: models that are one, the answer, and the control."""
     said = [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
     said += [f"{term}: {sentence}" for term, group in answer(inputs).items() for sentence in group]
     return list(filter(None, [*said, control_sentence(inputs.control_verdicts)]))
 
 
 def seed_lines(inputs: "Inputs") -> list[str]:
-    """Write the primary scores of every seed, a line an evaluation; none where there are many seeds or variants."""
     lines = []
     for evaluation, primary in inputs.primaries.items():
         of_it = [figure for figure in inputs.figures if figure.evaluation == evaluation]
@@ -88,7 +83,6 @@ def seed_lines(inputs: "Inputs") -> list[str]:
 
 
 def edge_lines(rates: Sequence[Choice]) -> list[str]:
-    """Name the variants that did best at the first or the last of the rates tried in a search of their own."""
     return [
         f"{', '.join(filter(None, (words.task(it.evaluation), words.where(it.settings))))}: {it.variant} did best at "
         f"{it.chosen:g}, at the edge of the rates tried; one beyond it may be better."
@@ -98,13 +92,12 @@ def edge_lines(rates: Sequence[Choice]) -> list[str]:
 
 
 def noise_lines(verdicts: Sequence[Verdict], *, in_looks: bool = False) -> dict[str, list[str]]:
-    """Write the differences that a family could have detected."""
     noise = noise_floor([verdict.pair for verdict in verdicts], in_looks=in_looks)
-    return {"Noise floor": [_floor(noise)]} if noise else {}
+    lead = "Smallest differences detectable with 80 % power, for the median pair and the worst pair"
+    return {"Noise floor": [f"{lead}: {'; '.join(map(words.noise_sentence, noise))}."]} if noise else {}
 
 
 def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
-    """Write the scores at lengths that were not trained on."""
     of_text = [name for name in dict.fromkeys(f.evaluation for f in figures) if split_name(name)[0] == "perplexity"]
     on_each = [_perplexity_beyond([f for f in figures if f.evaluation == name], name) for name in of_text]
     sentences = [text for text in (*on_each, _copying_beyond(figures)) if text]
@@ -112,7 +105,6 @@ def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
 
 
 def by_state(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[str]:
-    """Write the accuracies that are worth their bytes of state, a sentence a setting."""
     sentences = []
     for evaluation, primary in primaries.items():
         for points in priced(figures, evaluation, primary) if cost_metric(primary) == "state_bytes" else ():
@@ -126,7 +118,7 @@ def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Price
     skipped = ("split", *([WIDTH] if has_widths else []))
     place = words.where({name: value for name, value in found[0].score.settings.items() if name not in skipped})
     names = [f"{it.score.label}{f' at width {it.score.settings[WIDTH]}' if has_widths else ''}" for it in found]
-    # Two digits tell apart what the margin does; an interval over few seeds would leave fewer.
+    # Two digits show the margin; fewer would follow from an interval over few seeds.
     parts = [f"{name} {it.value:.2f} in {words.outcome(it.cost)}" for name, it in zip(names, found, strict=True)]
     return (
         f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. "
@@ -135,18 +127,9 @@ def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Price
     )
 
 
-def _floor(noise: Sequence[Noise]) -> str:
-    floors = "; ".join(map(words.noise_sentence, noise))
-    return (
-        "Found with a probability of 0.8 would be a difference, between half of the pairs and between those whose "
-        f"seeds differ most, of at least: {floors}."
-    )
-
-
 def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:
-    """Write the test perplexities at eight times the trained length, or at the longest below it that was measured."""
     trained = {figure.identity.seq_len for figure in figures}
-    # Variants that were trained at several lengths have no common multiple.
+    # Variants trained at several lengths have no common multiple.
     length = trained.pop() if len(trained) == 1 else None
     if length is None:
         return ""
@@ -167,7 +150,6 @@ def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:
 
 
 def _copying_beyond(figures: Sequence[Figure]) -> str:
-    """Write the accuracies of copying strings twice as long as any that was trained on, or nearest to it."""
     copied = [figure for figure in figures if (figure.evaluation, figure.metric) == ("copy", "symbol_accuracy")]
     trained = max((f.settings["length"] for f in copied if not f.settings.get("beyond_training")), default=0)
     beyond = [figure for figure in copied if figure.settings.get("beyond_training")]
@@ -180,7 +162,6 @@ def _copying_beyond(figures: Sequence[Figure]) -> str:
 
 
 def _longest(figures: Sequence[Figure], axis: str) -> list[Figure]:
-    """Take the figures at the greatest value of an axis, of one checkpoint, with full context if any are."""
     greatest = max((figure.settings[axis] for figure in figures), default=None)
     longest = [figure for figure in figures if figure.settings[axis] == greatest]
     full = [figure for figure in longest if figure.settings.get("context") == "full"]

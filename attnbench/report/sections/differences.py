@@ -1,4 +1,4 @@
-"""Pictures of how far each variant is from the reference, and how sure that is."""
+"""Charts of the differences between variants and the reference, with intervals."""
 
 import math
 from collections.abc import Sequence
@@ -11,27 +11,26 @@ from attnbench.results.numbers import percent_of_nats, without_rounding
 from attnbench.verdict.ranking import Verdict, common_reference
 
 FEWEST = 3
-"""Variants beside the reference from which a picture says more than their sentences."""
+"""Fewest variants, without the reference, for a chart."""
 
 GAP = 8
 """Pixels between two variants."""
 
 
 def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
-    """Draw the differences from the reference, a picture an evaluation; None without one, or of few variants."""
     reference = common_reference(verdicts)
     if reference is None:
         return None
     by_evaluation: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        # One past all numbers stands in the sentences alone.
+        # Infinite differences are in the sentences only.
         if verdict.difference is not None and all(map(math.isfinite, _ends(verdict))):
             by_evaluation.setdefault(verdict.pair.evaluation, []).append(verdict)
     shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
     about = (
-        "A line is the interval of a variant’s difference at its Holm level: it leaves out 0, the dashed line, where "
-        "one of the two is better. The upright ticks are the margin within which two are equivalent, which has a test "
-        "of its own."
+        "A line is the interval of a variant’s difference at its Holm level; it excludes 0, the dashed line, if one of "
+        "the two is better. The upright ticks are the margin within which two are equivalent, which is tested "
+        "separately."
     )
     title = f"Differences from {reference}"
     return Section(title=title, blocks=[Note(about), Pictures(shown)]) if shown else None
@@ -40,7 +39,7 @@ def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
 def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
     primary, evaluation = verdicts[0].pair.primary, verdicts[0].pair.evaluation
     is_nats = primary.kind == "nats"
-    # The best first.
+    # The best variant comes first.
     ordered = sorted(verdicts, key=lambda it: without_rounding(it.difference or 0.0) * (1 if is_nats else -1))
     metric = "perplexity" if is_nats else words.metric_name(primary.metric)
     title = f"{words.heading(evaluation)}: {metric} less {reference}’s{', %' if is_nats else ''}"
@@ -61,7 +60,6 @@ def _data(verdict: Verdict) -> list[Datum]:
 
 
 def _ends(verdict: Verdict) -> list[float]:
-    """List the difference, the ends of its interval, and the margin on both sides; of nats in percent."""
     margin, is_nats = verdict.pair.primary.margin, verdict.pair.primary.kind == "nats"
     ends = [value for value in (verdict.difference, verdict.low, verdict.high, -margin, margin) if value is not None]
     return list(map(percent_of_nats, ends)) if is_nats else ends

@@ -1,4 +1,4 @@
-"""Tables of a factorial: the effects of parts on nats, and what each corner reached."""
+"""Tables of a factorial: effects of parts on nats, and scores by corner."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,6 @@ HOW_ESTIMATED = (
 
 
 def effect_section(inputs: Inputs) -> Section | None:
-    """Write what each part around a mixer does; None for a plan that is no factorial."""
     protocol = inputs.protocol
     if not protocol.factors:
         return None
@@ -30,7 +29,6 @@ def effect_section(inputs: Inputs) -> Section | None:
 
 
 def factorial_tables(factorial: Factorial, figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[Table]:
-    """Make the table of effects of each evaluation in nats, and that of the corners of each evaluation."""
     tables = []
     for evaluation, primary in primaries.items():
         of_it = [figure for figure in figures if figure.evaluation == evaluation]
@@ -65,14 +63,13 @@ def _estimate(value: float, low: float, high: float, unit: str = "") -> TableCel
 
 
 def _aliases(factorial: Factorial) -> list[str]:
-    """Say what a half fraction cannot tell apart."""
     if not factorial.is_half:
         return []
     first, *rest = factorial.factors
     return [
-        f"Half of the corners were run: the effect of a part is seen together with the interaction of all the others "
-        f"({first} with {' × '.join(rest)}), and of two interactions in one line only the sum; plan.fraction=full runs "
-        "the other half."
+        f"Half of the corners were run: the effect of a part includes the interaction of all others "
+        f"({first} with {' × '.join(rest)}), and of two interactions in one line only the sum is known; "
+        "plan.fraction=full runs the other half."
     ]
 
 
@@ -89,7 +86,6 @@ def _corners(factorial: Factorial, figures: Sequence[Figure], primary: Primary, 
 
 
 def _corner(score: Figure | None, solved: Figure | None) -> str | TableCell:
-    """Write what a corner reached, or why it has no number."""
     if score is None:
         return TableCell(text="not measured", mark="lost")
     if score.mean is None:

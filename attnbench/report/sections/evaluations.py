@@ -1,4 +1,4 @@
-"""The sections of the page that are about one evaluation each, and the words beside the table of all scores."""
+"""Sections on single evaluations, and notes for the table of all scores."""
 
 from collections.abc import Sequence
 
@@ -15,34 +15,27 @@ from attnbench.verdict.seeds import Figure, same_models, sittings_lead
 from attnbench.verdict.summary import Column, Entry, headline_columns
 
 POSITION = "position_bucket"
-"""Axis of the positions in a window."""
+"""Axis of positions in the window."""
 
 HOW_JUDGED = (
-    "Verdicts are on the primary metric of each evaluation alone: pairs by seed, Student’s test for nats, a sign-flip "
+    "Verdicts are on the primary metric of each evaluation only: paired by seed, Student’s test for nats, a sign-flip "
     "permutation test for accuracies, Holm-adjusted over all pairs and metrics at 0.05. The interval of a difference "
     "is that of its test at its Holm level. Equivalent: two one-sided tests within the margin. All else is descriptive."
 )
 HOW_INTERVALS = (
-    "Brackets behind scores are 95 % intervals over seeds, Student’s and, of shares, Clopper and Pearson’s; for a "
-    "single process’s timings the 20th and 80th percentile, for an exponent of growth one standard error either way. "
-    "Behind accuracies stand the lowest and the highest seed, and how many seeds solve the task. A seed that diverged "
-    "counts as chance."
+    "Brackets after scores are 95 % intervals over seeds, Student’s or, for shares, Clopper and Pearson’s; for timings "
+    "of a single process, the 20th and 80th percentiles; for an exponent of growth, one standard error either way. "
+    "After accuracies come the lowest and the highest seed, and how many seeds solve the task. A diverged seed counts "
+    "as chance."
 )
 
 
 def evaluation_section(
     figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol, variants: Sequence[str]
 ) -> Section:
-    """Make the section of one evaluation: plots, and tables that open; without verdicts a sentence before them.
-
-    Args:
-        figures: of this evaluation.
-        verdicts: of this evaluation.
-        variants: of the whole report.
-    """
     evaluation = figures[0].evaluation
     described = about(evaluation, protocol)
-    # Positions in the window stand among the pictures that carry the answer.
+    # Positions in the window have a section of their own.
     plots = [plot for plot in plots_of(figures, described.plots) if plot.axis != POSITION]
     singles = [plot for plot in plots if len(plot.positions) == 1 and not plot.is_whole]
     shown = [plot for plot in plots if plot not in singles]
@@ -60,7 +53,6 @@ def evaluation_section(
 def evaluation_sections(
     figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol, variants: Sequence[str]
 ) -> list[Section]:
-    """Make a section of each evaluation, in the order in which the figures name them."""
     by_evaluation: dict[str, list[Figure]] = {}
     for figure in figures:
         by_evaluation.setdefault(figure.evaluation, []).append(figure)
@@ -71,7 +63,6 @@ def evaluation_sections(
 
 
 def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Section | None:
-    """Draw scores by position in the window, a picture a length; None where there are none."""
     located = [figure for figure in figures if POSITION in figure.settings]
     pairs = dict.fromkeys((figure.evaluation, figure.metric) for figure in located)
     plots = [
@@ -85,18 +76,15 @@ def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Sect
 
 
 def sittings_note(text: str) -> list[Block]:
-    """Make the first block of a section with timings of several sittings; empty where the text is."""
     return [Note(text, kind="callout")] if text else []
 
 
 def _lead(figures: Sequence[Figure], evaluation: str) -> list[Block]:
-    """Write one sentence from the numbers of an evaluation without verdicts."""
     columns = headline_columns(figures, evaluation)
     return [Note(words.plain_answer(figures, columns[0]), kind="lead")] if columns else []
 
 
 def _definitions(figures: Sequence[Figure]) -> list[Folded]:
-    """Define the metrics and the settings that these figures have, a line each."""
     metrics = {figure.metric: words.metric_name(figure.metric, figure.unit) for figure in figures}
     axes = dict.fromkeys(axis for figure in figures for axis in figure.settings)
     lines = {words.capitalized(name): DEFINITIONS[metric] for metric, name in metrics.items() if metric in DEFINITIONS}
@@ -105,24 +93,24 @@ def _definitions(figures: Sequence[Figure]) -> list[Folded]:
 
 
 def summary_notes(protocol: Protocol) -> list[Note]:
-    """Say how verdicts and intervals came about, and who is shown without being ranked."""
-    texts = [f"{HOW_JUDGED} {HOW_INTERVALS}", _not_ranked(protocol)]
-    return [Note(text) for text in texts if text]
+    others = [name for name in protocol.variants if name not in protocol.rank]
+    parts = [f"Shown, not ranked: {words.listed(others)}."] if others else []
+    parts += [f"{line}: one model, run once." for line in same_models(protocol.shared)]
+    if protocol.reference is not None:
+        parts.append(f"All others are compared with {protocol.reference} only, so only it could be best of all.")
+    return [Note(f"{HOW_JUDGED} {HOW_INTERVALS}"), *([Note(" ".join(parts))] if parts else [])]
 
 
 def score_name(column: Column) -> str:
-    """Write the metric of a score as it begins a line."""
     return words.capitalized(words.metric_name(column.metric, column.unit))
 
 
 def score_place(column: Column) -> str:
-    """Write the settings of a score that its name does not say."""
     skipped = ("split", "checkpoint", "chance")
     return words.where({name: value for name, value in column.settings.items() if name not in skipped})
 
 
 def entry_cell(entry: Entry) -> TableCell:
-    """Write a score with its interval, what its variant went without, and the verdict on it."""
     figure = entry.figure
     if figure is None:
         return TableCell(text=entry.text)
@@ -133,7 +121,6 @@ def entry_cell(entry: Entry) -> TableCell:
 
 
 def _outcome(verdict: Verdict) -> str:
-    """Write the verdict on a score in a word or two: "better than softmax"."""
     if verdict.winner is not None:
         return f"{verdict.outcome} than {verdict.pair.second}"
     return (
@@ -144,7 +131,6 @@ def _outcome(verdict: Verdict) -> str:
 
 
 def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
-    """Write every number: a table for each metric with several settings, and one for all that have a single one."""
     metrics: dict[str, dict[str, dict[str, Figure]]] = {}
     for figure in figures:
         metrics.setdefault(figure.metric, {}).setdefault(_place(figure), {})[figure.label] = figure
@@ -171,7 +157,6 @@ def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
 
 
 def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count: str, *, is_open: bool) -> Folded:
-    """Write a table that opens: a line a setting, a column a variant."""
     variants = list(dict.fromkeys(variant for by_variant in lines.values() for variant in by_variant))
     body = [[name, *(_value(by_variant.get(variant)) for variant in variants)] for name, by_variant in lines.items()]
     table = Table(title=title, headers=[header, *variants], lines=body)
@@ -201,7 +186,6 @@ def _value(figure: Figure | None) -> str | TableCell:
 
 
 def _comparisons(verdicts: Sequence[Verdict]) -> Folded:
-    """Write every pair that was compared, with its difference and its p-values."""
     lines = [
         [
             f"{verdict.pair.first} − {verdict.pair.second}",
@@ -222,12 +206,3 @@ def _comparisons(verdicts: Sequence[Verdict]) -> Folded:
     headers += ["p of equivalence, Holm", "Seeds"]
     table = Table(title="All pairs compared", headers=headers, lines=lines, num_labels=4)
     return Folded("Comparisons", "1 pair" if len(lines) == 1 else f"{len(lines)} pairs", table)
-
-
-def _not_ranked(protocol: Protocol) -> str:
-    others = [name for name in protocol.variants if name not in protocol.rank]
-    parts = [f"Shown, not ranked: {words.listed(others)}."] if others else []
-    parts += [f"{line}: one model, run once." for line in same_models(protocol.shared)]
-    if protocol.reference is not None:
-        parts.append(f"All others are compared with {protocol.reference} alone, so only it could be best of all.")
-    return " ".join(parts)

@@ -1,4 +1,4 @@
-"""Pictures of trainings: scores by learning rate, curves with a line a seed, and text that the models wrote."""
+"""Charts of trainings: scores by learning rate, and curves by seed; and samples of text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Sample, Samples, Section, file_name
-from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, share_axis, value_axis
+from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, value_axis
 from attnbench.report.charts.vega import draw
 from attnbench.report.inputs import Inputs
 from attnbench.report.sections import words
@@ -24,20 +24,20 @@ from attnbench.verdict.rates import Choice, rate_dots
 from attnbench.verdict.seeds import Figure
 
 MAX_POINTS = 60
-"""Points of a learning curve: of more, as many are kept, equally far apart."""
+"""Most points of a learning curve; longer curves are thinned evenly."""
 
 MAX_TEXT = 1_000
 """Characters of a sample that are shown."""
 
 FEW = 5
-"""Validations below which the curve of a language model of characters is its training loss."""
+"""With fewer validations, the curve of a language model of characters is its training loss."""
 
 WARM_SHARE = 0.1
-"""Share of the steps, the first ones, whose loss may lie above the plot."""
+"""Share of first steps whose loss may be above the plot."""
 
 
 def rate_section(rates: Sequence[Choice], primaries: Mapping[str, Primary], variants: Sequence[str]) -> Section | None:
-    """Draw scores by rate, for each evaluation of the hardest task that was searched, and list all windows."""
+    """Draw scores by rate at the hardest searched task of each evaluation, and list the windows of all searches."""
     searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
     if not searched:
         return None
@@ -50,14 +50,13 @@ def rate_section(rates: Sequence[Choice], primaries: Mapping[str, Primary], vari
         hardest = max((it.settings for it in group), key=primary.hardness) if primary else group[0].settings
         pictures.append(_rate_picture([it for it in group if it.settings == hardest], variants))
     about = (
-        "Scores on validation data of seeds that are not scored afterwards: a dot a seed, the line their mean, a ring "
-        "around the rate that was chosen."
+        "Validation scores of search seeds, which are not scored afterwards: a dot per seed, a line for their mean, a "
+        "ring around the chosen rate."
     )
     return Section(title="Learning rates", blocks=[Note(about), Pictures(pictures), _windows(searched)])
 
 
 def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
-    """Draw one task; of a language model in two stages the line is the first stage's, of one epoch."""
     first = group[0]
     is_staged = any(rate.after_an_epoch for rate in group)
     lines = [
@@ -83,7 +82,7 @@ def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
         description=f"{title}; chosen: {', '.join(chosen)}.",
         labels={rate.variant: rate.variant for rate in group},
         x=position_axis(grid, "learning rate"),
-        y=value_axis(values) if _is_training(first.evaluation) else share_axis(),
+        y=value_axis(values) if _is_training(first.evaluation) else Axis(domain=(0, 1)),
         lines=lines,
         dots=dots,
         rings=rings,
@@ -93,13 +92,12 @@ def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend="line: after one epoch; dots apart from it: whole trainings" if is_staged else "",
+        legend="line: after one epoch; separate dots: full trainings" if is_staged else "",
         missing=f"every seed diverged: {'; '.join(failed)}" if failed else "",
     )
 
 
 def _is_training(evaluation: str) -> bool:
-    """Tell if it is the training of language models, on whichever corpus."""
     return split_name(evaluation)[0] == TRAINING
 
 
@@ -128,8 +126,6 @@ def _windows(rates: Sequence[Choice]) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Progress of one training."""
-
     variant: str
     seed: int | str
     steps: list[int]
@@ -139,7 +135,6 @@ class Curve:
 def curve_section(
     inputs: Inputs, figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
 ) -> Section | None:
-    """Draw the progress of the trainings whose scores are compared, where they left their metrics."""
     groups: dict[str, list[ResultRow]] = {}
     for row in inputs.rows:
         if row.identity.run in inputs.folders and not is_search(row.identity.seed):
@@ -153,14 +148,13 @@ def curve_section(
         curves = [c for rows in trained if (c := _curve(inputs.folders[rows[0].identity.run], rows, is_text))]
         if curves:
             pictures.append(_curve_picture(evaluation, score, curves, variants))
-    about = "A line a seed: of probes selection, on validation data; of language models the loss a character."
+    about = "One line per seed. Probes: validation accuracy. Language models: loss in nats per character."
     return Section(title="Learning curves", blocks=[Note(about), Pictures(pictures)]) if pictures else None
 
 
 def _settings_of(
     evaluation: str, figures: Sequence[Figure], primaries: Mapping[str, Primary]
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return metric and setting of the score that is compared; None for language models, and where there is none."""
     if _is_training(evaluation):
         return None
     of_it = [figure for figure in figures if figure.evaluation == evaluation]
@@ -173,14 +167,13 @@ def _is_of(row: ResultRow, evaluation: str, score: tuple[str, dict[str, Any]] | 
         return False
     if score is None:
         return _is_training(evaluation)
-    # An option of its evaluation may be an axis of the figure alone.
+    # Options of an evaluation are settings of figures only if they differ.
     return row.measurement.metric == score[0] and axes(row.measurement.settings).items() <= score[1].items()
 
 
 def _curve(folder: Path, rows: Sequence[ResultRow], is_text: bool) -> Curve | None:
-    """Read the metrics of a training; None where there are none, or not enough for a line."""
     path, identity = folder / "metrics.jsonl", rows[0].identity
-    # A loss is nats a token.
+    # The loss is in nats per token.
     has_losses = is_text and words.symbols([identity]) == "characters"
     if not path.exists():
         return None
@@ -203,7 +196,7 @@ def _curve_picture(
     evaluation: str, score: tuple[str, dict[str, Any]] | None, curves: Sequence[Curve], variants: Sequence[str]
 ) -> Picture:
     lines: list[Datum] = [
-        # As many digits as a line can show.
+        # Four digits are visible in a line.
         {"variant": curve.variant, "line": f"{curve.variant} {curve.seed}", "x": step, "value": float(f"{value:.4g}")}
         for curve in curves
         for step, value in zip(curve.steps, curve.values, strict=True)
@@ -218,7 +211,7 @@ def _curve_picture(
         description=f"{title}; {'; '.join(ends[:20])}.",
         labels={curve.variant: curve.variant for curve in curves},
         x=Axis(title="step", domain=(0, last)),
-        y=share_axis() if score else Axis(domain=(min(late), max(late))),
+        y=Axis(domain=(0, 1)) if score else Axis(domain=(min(late), max(late))),
         lines=lines,
         is_thin=True,
     )
@@ -232,7 +225,6 @@ def _curve_picture(
 
 
 def sample_section(inputs: Inputs) -> Section | None:
-    """Show the text that the language model of each variant wrote, of its first seed that left one."""
     shown: dict[str, Sample] = {}
     runs = {row.identity.run: row.identity for row in inputs.rows if _is_training(row.identity.evaluation)}
     for run, identity in sorted(runs.items(), key=lambda item: str(item[1].seed).zfill(8)):
@@ -242,16 +234,14 @@ def sample_section(inputs: Inputs) -> Section | None:
         try:
             content = read_object(path)
         except UserError as error:
-            raise UserError(f"{error}; the file may be removed: it holds a sample of text alone") from None
+            raise UserError(f"{error}; you may remove the file: it contains only a sample of text") from None
         prompt, text = content.get("prompt"), content.get("text")
         if not isinstance(prompt, str) or not isinstance(text, str):
-            raise UserError(f"{path}: is no sample of text; the file may be removed")
+            raise UserError(f"{path}: is not a sample of text; you may remove the file")
         label = on_corpus(f"{identity.variant}, seed {identity.seed}", split_name(identity.evaluation)[1])
         shown[identity.variant] = Sample(label=label, prompt=prompt[:MAX_TEXT], text=text[:MAX_TEXT])
     order = {name: index for index, name in enumerate(inputs.protocol.variants)}
     samples = sorted(shown.items(), key=lambda item: order.get(item[0], len(order)))
-    about = (
-        "Continued from the same characters of the validation split, which stand first, with the same random numbers."
-    )
+    about = "Continuations of the same characters of the validation split, which come first, with equal random numbers."
     blocks: list[Block] = [Note(about), Samples([sample for _, sample in samples])]
     return Section(title="Samples of text", blocks=blocks) if samples else None

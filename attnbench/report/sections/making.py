@@ -1,4 +1,4 @@
-"""The section that says how the numbers were made: budgets, learning rates, environments, and what went wrong."""
+"""The section on methods: budgets, learning rates, environments, failures."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,12 @@ from attnbench.verdict.seeds import Figure
 MODEL_SIZES = (*BUDGETS, "state_bytes")
 
 RATES_NOTE = (
-    "Under each rate stands the mean that it reached on validation data over seeds that are not scored afterwards: an "
-    "accuracy for probes, nats per character (lower is better) for language models. A rate at the edge of its grid may "
-    "not be the best there is."
+    "Below each rate is its mean validation score over seeds that are not scored afterwards: accuracy for probes, nats "
+    "per character (lower is better) for language models. A rate at the edge of its grid may not be the best."
 )
 
 
 def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Block]]:
-    """List the blocks by their headings: protocol, budgets, rates, failures, environments."""
     parts = {
         "Protocol": [_protocol(inputs)],
         "Around the mixers": [table] if (table := surroundings_table(inputs.rows)) is not None else [],
@@ -38,13 +36,11 @@ def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Bl
 
 
 def mixed_commits(inputs: Inputs) -> list[str]:
-    """List the commits that the rows come from, if several."""
     commits = list(dict.fromkeys(row.identity.commit for row in inputs.rows))
     return commits if len(commits) > 1 else []
 
 
 def _protocol(inputs: Inputs) -> dict[str, str]:
-    """Write plan, variants, seeds and where they ran, without what nobody knows."""
     protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
 
     def listed(column: str) -> str:
@@ -66,12 +62,11 @@ def _protocol(inputs: Inputs) -> dict[str, str]:
 
 
 def _budgets(figures: Sequence[Figure]) -> list[Block]:
-    """Write parameters, forward FLOPs a token and state bytes of every model that was trained or built."""
     sizes: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     backends: dict[tuple[str, str], str] = {}
     for figure in figures:
         metrics = {figure.metric: figure.mean} if figure.metric in MODEL_SIZES else {}
-        # What a checkpoint evaluation reads is the training's model, which has its own line.
+        # The model of a checkpoint evaluation is that of its training, which has its own line.
         if figure.identity.parameters is not None and figure.metric == "forward_flops_per_token":
             metrics = {"parameters": float(figure.identity.parameters), **metrics}
         for metric, mean in metrics.items():
@@ -79,7 +74,7 @@ def _budgets(figures: Sequence[Figure]) -> list[Block]:
                 variants = sizes.setdefault((figure.evaluation, words.where(figure.settings)), {})
                 variants.setdefault(figure.label, {})[metric] = mean
                 backends[figure.evaluation, figure.label] = figure.identity.backend
-    # Models that are alike at several settings have one line for all of them.
+    # Settings with equal models share a line.
     alike: dict[str, tuple[str, list[str], dict[str, dict[str, float]]]] = {}
     for (evaluation, where), variants in sizes.items():
         if any("forward_flops_per_token" in metrics for metrics in variants.values()):
@@ -95,8 +90,8 @@ def _budgets(figures: Sequence[Figure]) -> list[Block]:
         return []
     headers = ["Variant", "Backend", "Model of", "Parameters", "Forward FLOPs a token", "State bytes a sequence"]
     note = (
-        f"Percentages are differences from {lines[0][0]}’s model of the same task. Models are matched by the width "
-        "of their feed-forward: where a task’s models have none, as recall’s, they differ by what their mixers need."
+        f"Percentages are differences from {lines[0][0]}’s model of the same task. Models are matched by the width of "
+        "their feed-forward layers; models without these, such as recall’s, differ by the sizes of their mixers."
     )
     return [_table("Budgets achieved", headers, lines, num_labels=3), Note(note)]
 
@@ -118,7 +113,6 @@ def _budget(value: float | None, first: float | None) -> TableCell:
 
 
 def _rates(inputs: Inputs) -> list[Block]:
-    """Write how each rate was chosen: from the comparison's record, or else what the rows name."""
     if inputs.protocol.rates:
         return [_recorded_rates(inputs.protocol.rates), Note(RATES_NOTE)]
     lines = _rates_of_rows(inputs)
@@ -126,7 +120,6 @@ def _rates(inputs: Inputs) -> list[Block]:
 
 
 def _recorded_rates(rates: Sequence[Choice]) -> Table:
-    """Write a column a rate, so that scores of one rate stand below each other."""
     grid = sorted({value for rate in rates for value in (*rate.grid, rate.chosen)})
     lines = []
     for rate in rates:
@@ -139,7 +132,6 @@ def _recorded_rates(rates: Sequence[Choice]) -> Table:
 
 
 def _score(value: float, rate: Choice) -> str | TableCell:
-    """Show the selection score of one rate of the grid, marked where it was chosen; empty outside the grid."""
     name, notes = f"{value:g}", []
     score = rate.scores.get(name, rate.after_an_epoch.get(name))
     text = words.shown_value(score) if score is not None else NOTHING if value in rate.grid else ""
@@ -172,7 +164,6 @@ def _rates_of_rows(inputs: Inputs) -> list[list[str | TableCell]]:
 
 
 def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
-    """List everything that was tried and has no number, with its reason."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for figure in figures:
         status = next((status for status in figure.statuses if status != "ok"), None)
@@ -187,24 +178,22 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
     lines += [(entry.get("cell", NOTHING), NOTHING, "all", "failed", entry.get("reason", "")) for entry in failures]
     lines += [(name, NOTHING, "its last rows", "cut off", "the file lacks its end") for name in inputs.incomplete]
     if not lines:
-        return [Note("Nothing: every measurement that was begun has a number.", kind="")]
+        return [Note("Nothing: every measurement has a number.", kind="")]
     headers = ["Variant", "Where", "What", "Status", "Reason"]
     marked = [[*line[:3], TableCell(text=line[3], mark="lost"), line[4]] for line in lines]
     return [_table("What has no number, and why", headers, marked, num_labels=5)]
 
 
 def _missing(inputs: Inputs) -> list[Block]:
-    """List the cells of the plan that are still to be run."""
     missing = inputs.protocol.missing
     if not missing:
         return []
-    text = f"{len(missing)} cells of the plan are not done; the same command goes on with them."
+    text = f"{len(missing)} cells of the plan are not finished; the same command continues with them."
     cells = Table(title="Cells not done", headers=["Cell"], lines=[[label] for label in missing])
     return [Note(text, kind=""), Folded("Which", "", cells)]
 
 
 def _environments(inputs: Inputs) -> list[Block]:
-    """Write what all environments share, and a table of what differs."""
     stamps = {name: stamp for name, stamp in inputs.environments.items() if stamp is not None}
     unknown = [name for name, stamp in inputs.environments.items() if stamp is None]
     parts: list[Block] = []
@@ -223,7 +212,7 @@ def _environments(inputs: Inputs) -> list[Block]:
             parts.append(_table("What differs between the environments", headers, differing, num_labels=len(headers)))
             parts.append(_by_environment(inputs, stamps))
     if unknown:
-        parts.append(Note(f"No file holds the environment {words.listed(unknown)}."))
+        parts.append(Note(f"No file contains the environment {words.listed(unknown)}."))
     return parts
 
 

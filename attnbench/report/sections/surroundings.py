@@ -1,4 +1,4 @@
-"""Words on what stands around the mixers: options in which variants differ beyond the mixer itself, and all of them."""
+"""Parts around the mixers: options in which variants differ apart from the mixer, and a table of all parts."""
 
 import json
 from collections.abc import Sequence
@@ -20,46 +20,39 @@ if TYPE_CHECKING:
     from attnbench.mixers.base import Mixer
 
 PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "name")
-"""Options of mixers that are parts around them."""
+"""Options that are parts around a mixer."""
 
 Options = dict[str, tuple[str, dict[str, Any]]]
 """Mixer and options by variant."""
 
 ACTIVATION = "activation of query, key and value"
-"""Name of what a mixer's class applies to them, after projection and convolution: no option, and compared as one."""
+"""Activation applied after projection and convolution: fixed by the mixer's class, but compared like an option."""
 
 OFF = {"none", "0", "off"}
-"""Values, as shown, of a part that is switched off: as good as a mixer that has no such part."""
+"""Shown values of a part that is off, which equals having no such part."""
 
 LACKS = object()
-"""Stands for an option that a mixer has not."""
+"""Value of an option that a mixer does not have."""
 
-ALIKE = "Alike around all mixers, in every option that more than one mixer has."
+ALIKE = "All variants agree in every option that more than one mixer has."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differing:
-    """One option in which variants differ: its values, as shown, and who has each; `lacking` have no such option."""
-
     name: str
     values: dict[str, list[str]]
     lacking: list[str]
 
     @property
     def is_lacked(self) -> bool:
-        """True where it is a part that some have switched on and others have not at all."""
+        """True for a part that is on in some variants and does not exist in others."""
         return self.name in PARTS and bool(self.lacking) and not self.values.keys() <= OFF
 
 
 def surroundings(rows: Sequence[ResultRow]) -> list[str]:
-    """Say in which options that several mixers have their variants differ; evaluations that agree have one sentence.
+    """Return sentences on options in which variants differ; evaluations that agree share a sentence.
 
-    An option that one mixer alone has is part of that mixer, unless it is one of PARTS; one that a mixer has not is
-    listed as such. Further sentences name the parts that undo a mixer, and options in which a variant differs from its
-    mixer's paper in a way that its class declares.
-
-    Returns:
-        No sentence where the rows do not carry their options, as former ones do not.
+    An option that only one mixer has belongs to that mixer, unless it is one of PARTS. Old rows lack options.
     """
     options = _options(rows)
     if not any(len(by_variant) > 1 for by_variant in options.values()):
@@ -73,7 +66,7 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
                 break
         else:
             groups.append(([evaluation], dict(by_variant)))
-    # In the order of the report, also a variant that the first evaluation has not.
+    # In the report's order, with variants that the first evaluation lacks.
     order = dict.fromkeys(row.identity.variant for row in rows)
     ordered = [(names, {it: known[it] for it in order if it in known}) for names, known in groups]
     told = [(names, "; ".join(map(_groups_text, _differing(known)))) for names, known in ordered]
@@ -83,7 +76,6 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
-    """Write what stands around each variant, evaluations that have it alike in one line; None where no row says so."""
     lines: dict[tuple[str, ...], list[str]] = {}
     for evaluation, by_variant in _options(rows).items():
         for variant, (_, options) in by_variant.items():
@@ -100,7 +92,6 @@ def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
 
 
 def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
-    """Take mixer and options of each variant from its first row of an evaluation."""
     by_evaluation: dict[str, Options] = {}
     for row in rows:
         options, identity = row.measurement.settings.get(MIXER_OPTIONS), row.identity
@@ -115,9 +106,9 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
 
 @cache
 def _classes() -> "dict[str, type[Mixer]]":
-    """Find this package's mixers by the name of their class, which rows have.
+    """Return attnbench's mixers by class name, which rows have.
 
-    Imported here, because mixers load torch, and commands answer a signal before that.
+    Imported here: mixers load torch, and commands answer signals before that.
     """
     from attnbench.mixers.base import Mixer
 
@@ -127,19 +118,16 @@ def _classes() -> "dict[str, type[Mixer]]":
 
 
 def _known(mixer: str) -> "list[type[Mixer]]":
-    """List the classes of a row's mixer, of a hybrid all; empty where one of them is from elsewhere."""
     names = mixer.split("+")
     return [_classes()[name] for name in names] if all(name in _classes() for name in names) else []
 
 
 def _activation(mixer: str, options: dict[str, Any]) -> dict[str, str]:
-    """Return what the classes of a mixer apply to query, key and value; empty where one of them is not known."""
     shown = dict.fromkeys("silu" if cls.activates(options) else "none" for cls in _known(mixer))
     return {ACTIVATION: words.listed(shown)} if shown else {}
 
 
 def _undone(options: dict[str, Options]) -> list[str]:
-    """Name the variants with a part that undoes their mixer, and the reason."""
     from attnbench.mixers.recipe import undone
 
     found = {
@@ -153,7 +141,6 @@ def _undone(options: dict[str, Options]) -> list[str]:
 
 
 def _beside_papers(options: dict[str, Options]) -> list[str]:
-    """Name the options in which variants differ from the paper of their mixer, as its class declares them."""
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for by_variant in options.values():
         for variant, (mixer, given) in by_variant.items():
@@ -168,7 +155,6 @@ def _beside_papers(options: dict[str, Options]) -> list[str]:
 
 
 def _of_all_layers(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the options of a hybrid's mixers: one in which they differ has both values, "none and 10,000"."""
     joined = {}
     for name in dict.fromkeys(name for of_layer in options for name in of_layer):
         values = [of_layer[name] for of_layer in options if name in of_layer]
@@ -178,7 +164,7 @@ def _of_all_layers(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _agree(known: Options, others: Options) -> bool:
-    """Tell if variants that are in both have every option alike in which any of all of them differ."""
+    """Return True if variants in both have equal values of every option in which variants of the union differ."""
     names = {it.name for union in ({**known, **others}, {**others, **known}) for it in _differing(union)}
     return all(
         known[variant][1].get(name, LACKS) == others[variant][1].get(name, LACKS)
@@ -188,7 +174,6 @@ def _agree(known: Options, others: Options) -> bool:
 
 
 def _differing(by_variant: Options) -> list[Differing]:
-    """List the options that are not alike in all variants that have them, and the parts that only some have."""
     found = []
     for name in dict.fromkeys(name for _, options in by_variant.values() for name in options):
         values: dict[str, list[str]] = {}
@@ -203,10 +188,10 @@ def _differing(by_variant: Options) -> list[Differing]:
 
 
 def _groups_text(differing: Differing) -> str:
-    """Write "conv_size (4: gated_deltanet; 0: softmax, linear)".
+    """Return "conv_size (4: gated_deltanet; 0: softmax, linear)".
 
-    Of more than MANY variants the largest group is "all others", and those without the option are named only where it
-    is a part that others have switched on.
+    With more than MANY variants, the largest group is "all others", and variants without the option are named only if
+    it is a part that is on in others.
     """
     groups, lacking = dict(differing.values), differing.lacking
     is_many = sum(map(len, groups.values())) + len(lacking) > MANY

@@ -1,4 +1,4 @@
-"""Pictures of what a score costs: accuracy against the bytes of a state, loss against the time of a training step."""
+"""Charts of scores against costs: accuracy against bytes of state, loss against time per training step."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Section, file_name
-from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, share_axis, value_axis
+from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, value_axis
 from attnbench.report.charts.pictures import figure_words, labels_of
 from attnbench.report.charts.vega import draw
 from attnbench.report.sections import words
@@ -19,11 +19,11 @@ from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced
 from attnbench.verdict.seeds import Figure, sittings_lead
 
 WINDOW = "window"
-"""Option of a mixer that sees so many positions: by it a state has any size."""
+"""Option of a mixer with a window of positions, which determines its state size."""
 
 
 LOW = 0.1
-"""Accuracies below which a name under its point would lie on the axis."""
+"""Accuracy below which a name below its point would be on the axis."""
 
 NAMED = "named: the most for its bytes, by means"
 
@@ -31,7 +31,6 @@ NAMED = "named: the most for its bytes, by means"
 def tradeoffs(
     rows: Sequence[ResultRow], figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
 ) -> Section | None:
-    """Draw every primary score against its cost; a table where all cost the same; None where no cost is known."""
     pictures: list[Picture] = []
     tables: list[Block] = []
     curves = _windows(rows)
@@ -39,24 +38,20 @@ def tradeoffs(
         groups = priced(figures, evaluation, primary)
         for points in groups:
             if sittings_lead(("", point.cost) for point in points):
-                tables.append(Note(f"Not drawn, as it was timed in several sittings: {_title(evaluation, points)}."))
+                tables.append(Note(f"Not drawn, as it was timed in several processes: {_title(evaluation, points)}."))
             elif len({point.price for point in points}) > 1:
                 name = file_name(evaluation, points[0].cost.metric, *([_place(points)] if len(groups) > 1 else []))
                 best = frontier(points, primary) if cost_metric(primary) == "state_bytes" else []
                 pictures.append(_picture(name, evaluation, points, best, curves, variants))
             elif len(points) > 1:
                 tables.append(_table(evaluation, points))
-    about = "Better is up where it is an accuracy, down where it is a loss; cheaper is left."
+    about = "Up is better for accuracies, down for losses; left is cheaper."
     blocks = [Note(about), *([Pictures(pictures)] if pictures else []), *tables]
     return Section(title="What a score costs", blocks=blocks) if pictures or tables else None
 
 
 def _windows(rows: Sequence[ResultRow]) -> dict[tuple[str, str], str]:
-    """Name the curve that a variant of an evaluation lies on: of those that differ in their window alone.
-
-    Returns:
-        by (evaluation, variant); variants of no such curve are left out.
-    """
+    """Return the curve by (evaluation, variant) for variants that differ only in their window."""
     curves: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         options = row.measurement.settings.get(MIXER_OPTIONS)
@@ -106,7 +101,7 @@ def _picture(
         ]
         lines = [datum | {"line": curve} for datum, curve in named if curve]
         joined = "joined: one mixer with several windows" if lines else ""
-    # A window's curve is named by its first variant, and drawn in that one's colour.
+    # The curve of a window has the name and colour of its first variant.
     first = {datum["line"]: datum["variant"] for datum in reversed(lines)}
     at_width = [f"at width {datum['width']} " if widths else "" for datum in data]
     described = [f"{d['variant']} {at}{d['text']} at {d['cost']}" for d, at in zip(data, at_width, strict=True)]
@@ -115,7 +110,7 @@ def _picture(
         description=f"{_title(evaluation, points)}: {'; '.join(described)}.",
         labels=labels_of(scores),
         x=x,
-        y=share_axis() if is_share else value_axis([point.value for point in points], ends),
+        y=Axis(domain=(0, 1)) if is_share else value_axis([point.value for point in points], ends),
         points=data,
         best=[
             {
@@ -153,7 +148,6 @@ def _cost_axis(costs: Sequence[float], title: str) -> Axis:
 
 
 def _is_right(axis: Axis, position: float) -> bool:
-    """Tell if a place lies in the right half of the axis."""
     assert axis.domain is not None
     low, high = axis.domain
     return position > (math.sqrt(low * high) if axis.is_logarithmic else (low + high) / 2)

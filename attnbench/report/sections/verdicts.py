@@ -1,4 +1,4 @@
-"""Verdicts in sentences: who is better, who is as good, what is undecided, and what has no verdict."""
+"""Verdicts in sentences: better, equivalent, undecided, and without verdict."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,13 +7,13 @@ from attnbench.results.numbers import without_rounding
 from attnbench.verdict.ranking import Verdict, common_reference
 
 MANY = 6
-"""Variants beside a reference up to which each has its sentence."""
+"""Most variants beside a reference that have their own sentences."""
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Write who is better, equivalent and undecided, and what has no verdict; those that nobody is are left out.
+    """Group verdicts by outcome and omit empty groups.
 
-    A sentence a pair of variants; of many with one reference, a sentence an evaluation.
+    Each pair has a sentence; with one reference and many variants, each evaluation has one.
     """
     winners = [it for it in verdicts if it.winner is not None]
     alike = [it for it in verdicts if it.is_equivalent and it.winner is None]
@@ -32,7 +32,6 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
 
 
 def _better_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
-    """Write a sentence of each evaluation and size of a difference, the variants in the order of theirs."""
     groups: dict[tuple[str, bool, str], list[Verdict]] = {}
     for it in verdicts:
         groups.setdefault((_what(it), it.winner == reference, _size(it)), []).append(it)
@@ -55,13 +54,11 @@ def _are(verdicts: Sequence[Verdict]) -> str:
 
 
 def _in_order(verdicts: Sequence[Verdict]) -> str:
-    """List the variants beside the reference with their differences, the largest first."""
     ordered = sorted(verdicts, key=lambda it: -abs(without_rounding(it.difference or 0.0)))
     return ", ".join(f"{it.pair.first} {words.difference(it)}" for it in ordered)
 
 
 def _by_pair(verdicts: Sequence[Verdict], sentence: Callable[[list[Verdict]], str]) -> list[str]:
-    """Write a sentence of each pair of variants, the better one named first."""
     pairs: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         pairs.setdefault(_names(verdict), []).append(verdict)
@@ -74,19 +71,17 @@ def _names(verdict: Verdict) -> tuple[str, str]:
 
 
 def _better(verdicts: list[Verdict]) -> str:
+    def by_how_much(verdict: Verdict) -> str:
+        # Perplexity is always the variant's compared with the reference's, whichever is better.
+        is_others = verdict.pair.primary.kind == "nats" and verdict.winner == verdict.pair.second
+        whose = f" of {verdict.pair.first}" if is_others else ""
+        return f"{_what(verdict)}{whose} {words.difference(verdict)}{_size(verdict)}"
+
     first, second = _names(verdicts[0])
-    return f"{first} is better than {second}: {'; '.join(map(_by_how_much, verdicts))}."
-
-
-def _by_how_much(verdict: Verdict) -> str:
-    # A perplexity is told as the variant's against the reference's, whichever is better.
-    is_others = verdict.pair.primary.kind == "nats" and verdict.winner == verdict.pair.second
-    whose = f" of {verdict.pair.first}" if is_others else ""
-    return f"{_what(verdict)}{whose} {words.difference(verdict)}{_size(verdict)}"
+    return f"{first} is better than {second}: {'; '.join(map(by_how_much, verdicts))}."
 
 
 def _size(verdict: Verdict) -> str:
-    """Compare a difference with the margin, where that says something."""
     if verdict.is_equivalent:
         return ", less than matters"
     return f", more than {verdict.pair.primary.margin_text}" if verdict.exceeds_margin else ""
@@ -102,8 +97,6 @@ def _equivalent(verdicts: list[Verdict]) -> str:
 
 
 def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
-    """Write a sentence of each evaluation and number of seeds: its pairs, and how many seeds would decide each; and one
-    of each pair that no number would decide."""
     groups: dict[tuple[str, int], list[Verdict]] = {}
     for verdict in verdicts:
         if not verdict.reason:
@@ -118,7 +111,6 @@ def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _by_seeds(group: Sequence[Verdict]) -> list[str]:
-    """Write how many seeds would decide each pair, those of one number together."""
     pairs: dict[str, list[str]] = {}
     for it in group:
         pairs.setdefault(words.seeds_text(it), []).append(f"{it.pair.first} and {it.pair.second}")
@@ -128,17 +120,16 @@ def _by_seeds(group: Sequence[Verdict]) -> list[str]:
 
 
 def _what(verdict: Verdict) -> str:
-    """Name the evaluation, and the seeds that are spoken of."""
     condition = words.of_seeds(verdict).removeprefix(", of ")
     return f"{verdict.pair.evaluation} ({condition})" if condition else verdict.pair.evaluation
 
 
 def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
-    """Name the pairs that have no verdict, those of one reason together, also where it is one of their variants'."""
     groups: dict[str, list[tuple[str, Verdict]]] = {}
     for verdict in verdicts:
         if verdict.outcome == "none":
-            whose = next((it for it in _both(verdict) if verdict.reason.startswith(f"{it} ")), "")
+            both = verdict.pair.first, verdict.pair.second
+            whose = next((it for it in both if verdict.reason.startswith(f"{it} ")), "")
             groups.setdefault(verdict.reason.removeprefix(f"{whose} "), []).append((whose, verdict))
     sentences = []
     for reason, group in groups.items():
@@ -152,10 +143,6 @@ def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
             told = group[0][1].reason
             sentences.append(f"{words.capitalized(told)}: {_all_or_listed([it for _, it in group], len(verdicts))}.")
     return sentences
-
-
-def _both(verdict: Verdict) -> tuple[str, str]:
-    return verdict.pair.first, verdict.pair.second
 
 
 def _all_or_listed(verdicts: Sequence[Verdict], num: int) -> str:

@@ -1,4 +1,4 @@
-"""Names, numbers and sentences as a reader meets them. Text in, text out; no HTML."""
+"""Names, numbers and sentences as plain text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,12 @@ NAMES = {
 }
 AXES = {"position_bucket": "position in the window"}
 UNITS_IN_NAMES = {"_mib": " (MiB)", "_milliseconds": " time (ms)", "_seconds": " time (s)", "_bytes": " (bytes)"}
+USUAL = {"split": "test", "checkpoint": "best"}
+"""Usual settings of a score."""
 
 
 def metric_name(metric: str, unit: str = "") -> str:
-    """Write `training_peak_mib` as "training peak (MiB)"."""
+    """Format `training_peak_mib` as "training peak (MiB)"."""
     if metric in NAMES:
         return NAMES[metric]
     for ending, shown in UNITS_IN_NAMES.items():
@@ -37,47 +39,41 @@ def metric_name(metric: str, unit: str = "") -> str:
 
 
 def heading(evaluation: str) -> str:
-    """Write `weight_memory` as "Weight memory"."""
     return capitalized(evaluation.replace("_", " "))
 
 
 def task(evaluation: str) -> str:
-    """Write what a learning rate is for: `training` as "Language model"."""
     name, corpus = split_name(evaluation)
     return on_corpus("Language model", corpus) if name == TRAINING else heading(evaluation)
 
 
 def axis_name(axis: str) -> str:
-    """Write `num_pairs` as "pairs"."""
     return AXES.get(axis, axis.removeprefix("num_").replace("_", " "))
 
 
 def shown_value(value: Any) -> str:
-    """Write a setting's value, numbers with four digits or thousands separated."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format_number(value)
     return str(value)
 
 
 def chance_level(level: float) -> str:
-    """Write the number, or that it is next to nothing, as for a whole string of symbols."""
     return "below 0.0001" if 0 < level < 1e-4 else shown_value(level)
 
 
 def chances(settings: dict[str, Any]) -> str:
-    """List every level that luck would reach: "chance 0.0002441, among pairs 0.0625"; empty where there is none."""
+    """List chance levels: "chance 0.0002441, among pairs 0.0625"; or empty."""
     levels = {name: chance_level(value) for name, value in settings.items() if is_chance(name)}
     return ", ".join(f"{name.removeprefix('chance_').replace('_', ' ')} {level}" for name, level in levels.items())
 
 
 def where(settings: dict[str, Any]) -> str:
-    """Write settings as "sequence length 256, pairs 16"; empty where there is nothing to say."""
+    """Format settings as "sequence length 256, pairs 16"; or empty."""
     names = [name for name in settings if not is_chance(name) and name not in PER_RUN]
     return ", ".join(_setting(name, settings[name]) for name in names if settings[name] is not False)
 
 
 def _setting(name: str, value: Any) -> str:
-    """Write one setting; a true one is named alone, as in "beyond training"."""
     if value is True:
         return axis_name(name)
     if name in ("split", "checkpoint"):
@@ -86,22 +82,19 @@ def _setting(name: str, value: Any) -> str:
 
 
 def interval_name(figures: Sequence[Figure]) -> str:
-    """Name the kind of interval that these figures have."""
     return "95 % interval" if any(len(figure.values) > 1 for figure in figures) else "the measurement's own interval"
 
 
 def status_name(status: str) -> str:
-    """Write `out_of_memory` as "out of memory"."""
     return status.replace("_", " ")
 
 
 def without_addresses(text: str) -> str:
-    """Strip network addresses: a library's error may name its manual, and a report names no address."""
+    """Remove network addresses, which a library's error may contain but a report may not."""
     return re.sub(r"\s*\(?https?://\S+", "", text)
 
 
 def outcome(figure: Figure, *, in_table: bool = False) -> str:
-    """Write the figure's number and, where not all seeds have one, of how many it is; or its statuses."""
     number = figure.number if in_table else figure.text
     if not number:
         return " and ".join(map(status_name, figure.statuses))
@@ -109,13 +102,12 @@ def outcome(figure: Figure, *, in_table: bool = False) -> str:
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
-    """Join words as "a, b and c"."""
     words = list(words)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
 def devices(names: Iterable[str]) -> str:
-    """Name the devices of rows; a processor that several numbers of threads ran on stands once, with these."""
+    """Name devices; a processor with several numbers of threads is named once."""
     threads: dict[str, set[int]] = {}
     for name in names:
         processor = re.fullmatch(r"(.*) \((\d+) threads\)", name)
@@ -131,15 +123,14 @@ def devices(names: Iterable[str]) -> str:
 
 
 def symbols(identities: Iterable[Identity]) -> str:
-    """Name what the positions of language models hold, of corpora in several units tokens."""
     units = {units_of(identity.corpus) for identity in identities}
     return units.pop() if len(units) == 1 else "tokens"
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """Write one sentence on a pair: better or worse and by how much, equivalent, or undecided and what would decide."""
     pair = verdict.pair
-    what = f"{primary_name(pair.evaluation, pair.primary)}{_at(pair.settings)}{of_seeds(verdict)}"
+    place = _unusual(pair.settings)
+    what = f"{primary_name(pair.evaluation, pair.primary)}{place and f' at {place}'}{of_seeds(verdict)}"
     if verdict.outcome == "none":
         return f"No verdict on {pair.first} and {pair.second} in {what}: {verdict.reason}."
     by = difference(verdict)
@@ -156,9 +147,9 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def of_seeds(verdict: Verdict) -> str:
-    """Name the seeds that a verdict on accuracies is about: ", of seeds that solve it"; empty where it is about all.
+    """Name the seeds that a verdict on accuracies is about, ", of seeds that solve it"; empty if it is about all.
 
-    Equal accuracies never say how often a seed fails.
+    Equal accuracies do not show how often a seed fails.
     """
     is_limited = verdict.is_equivalent and verdict.pair.primary.kind == "accuracy"
     condition = verdict.pair.condition or ("seeds like these" if is_limited else "")
@@ -166,23 +157,20 @@ def of_seeds(verdict: Verdict) -> str:
 
 
 def seeds_text(verdict: Verdict) -> str:
-    """Write the number of seeds that would decide a pair."""
     return "more than 100" if verdict.seeds_needed is None else f"about {verdict.seeds_needed}"
 
 
 def primary_name(evaluation: str, primary: Primary) -> str:
-    """Name what a verdict is about: "accuracy of recall"; of nats the perplexity, in whose percent differences are."""
     if primary.kind != "nats":
         return f"{metric_name(primary.metric)} of {evaluation}"
     return evaluation if split_name(evaluation)[0] == "perplexity" else f"perplexity of {evaluation}"
 
 
 def difference(verdict: Verdict) -> str:
-    """Write the difference and its interval, of scores the better one's less the other's, whose number is not all
-    scores, and how many seeds solve the task, in the same order; `of_seeds` says it where all or none do.
+    """Format a difference and its interval, with the numbers of seeds that solve the task.
 
-    Of perplexity it is how far the first's is from the second's, which is the reference where there is one, in percent
-    of the second's: "84 % [55, 119] higher", and with its sign where neither is better.
+    Scores: the better one minus the other. Perplexity: the first's relative to the second's (the reference), in
+    percent: "84 % [55, 119] higher"; with a sign if neither is better.
     """
     pair = verdict.pair
     notes = [f"diverged seeds of {listed(pair.failed)} count as chance"] if pair.failed else []
@@ -208,7 +196,6 @@ def _interval(verdict: Verdict) -> str:
 
 
 def noise_sentence(noise: Noise) -> str:
-    """Write the differences in one primary metric that half of the pairs and that all could have detected."""
     if not noise.detectable:
         have = f"{noise.num_seeds} seed{' is' if noise.num_seeds == 1 else 's are'} too few"
         return f"{noise.evaluation} none ({have}, {noise.fewest_seeds} would do)"
@@ -222,36 +209,24 @@ def noise_sentence(noise: Noise) -> str:
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:
-    """Write one sentence on a metric that nobody ranks, such as a timing."""
     taken = [figure for figure in figures if column.takes(figure)]
-    # Timings of several sittings are in no order.
+    # Timings of several processes are not sorted.
     is_mixed = sittings_lead(("", figure) for figure in taken)
     ordered = taken if is_mixed else by_mean(taken, descending=column.higher_is_better is not False)
     shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
-    return f"{_opening(column.settings)}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
+    place = _unusual(column.settings)
+    opening = f"At {place}, " if place else ""
+    return f"{opening}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
 
 
 def capitalized(text: str) -> str:
-    """Make the first letter large and leave the others as they are."""
     return text[:1].upper() + text[1:]
 
 
-def _opening(settings: dict[str, Any]) -> str:
-    text = _unusual(settings)
-    return f"At {text}, " if text else ""
-
-
-def _at(settings: dict[str, Any]) -> str:
-    text = _unusual(settings)
-    return f" at {text}" if text else ""
-
-
 def _unusual(settings: dict[str, Any]) -> str:
-    usual = {"split": "test", "checkpoint": "best"}
-    return where({name: value for name, value in settings.items() if usual.get(name) != value})
+    return where({name: value for name, value in settings.items() if USUAL.get(name) != value})
 
 
 def by_mean(figures: Sequence[Figure], *, descending: bool) -> list[Figure]:
-    """Sort figures by their means; equal means keep their order, and figures without a number come last."""
     sign = -1 if descending else 1
     return sorted(figures, key=lambda figure: (figure.mean is None, sign * without_rounding(figure.mean or 0)))

@@ -1,4 +1,4 @@
-"""The page of findings: each claim with its source, its figures against their limits, its verdict."""
+"""The page of findings: each claim with its source, its figures, their limits and its verdict."""
 
 import math
 from collections.abc import Sequence
@@ -13,26 +13,25 @@ from attnbench.report.sections import words
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, TableCell
+from attnbench.verdict.bounds import FAIL, NOT_RUN, PASS, UNDECIDED
 from attnbench.verdict.claims import Decision, Tested
-from attnbench.verdict.finding import FAIL, NOT_RUN, PASS, UNDECIDED
 
 WIDEST = 4.0
-"""End of the axis for a bound that is infinite, in multiples of the farthest number that is drawn."""
+"""End of the axis if a bound is infinite, in multiples of the largest finite number."""
 
 LABEL_WIDTH = 44
-"""Characters in a line of a figure's words beside its bounds."""
+"""Characters in a line of a figure's label."""
 
 VERDICTS = (
     "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as good a "
     "result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %."
 )
-"""Meaning of a finding's verdicts, for its pages."""
+"""Meaning of the verdicts, for pages of findings."""
 
 LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upright tick is the limit"
 
 
 def write_findings(decisions: Sequence[Decision], rows: Sequence[ResultRow], *, target: Path, command: str) -> Path:
-    """Write index.html, results.csv and figures/ of these findings; return the path of the page."""
     write_csv(rows, target / "results.csv")
     devices = [words.devices(row.identity.device for row in rows)] if rows else []
     counts = {verdict: sum(it.verdict == verdict for it in decisions) for verdict in (PASS, FAIL, UNDECIDED, NOT_RUN)}
@@ -70,7 +69,6 @@ def _section(decision: Decision) -> Section:
 
 
 def finding_picture(decision: Decision) -> Picture:
-    """Draw the figures of a finding against their limits."""
     values = [datum for it in decision.tested for datum in _data(it)]
     description = "; ".join(it.text for it in decision.tested)
     name = f"finding-{decision.finding.name}"

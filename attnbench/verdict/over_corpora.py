@@ -1,7 +1,4 @@
-"""Verdicts over corpora: how many say what of a pair, and one estimate from a mixed model of all of them.
-
-The verdicts are those of the family, each on its corpus. The estimate is no test of it, and says so.
-"""
+"""Verdicts over corpora: counts of verdicts, and a descriptive estimate from a mixed model."""
 
 import math
 import warnings
@@ -14,13 +11,13 @@ from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.statistics import CONFIDENCE, Interval
 
 MIN_CORPORA = 3
-"""Fewer say nothing of how a difference varies from corpus to corpus."""
+"""Fewer corpora do not show how a difference varies between corpora."""
 
 SINGULAR = 1e-4
-"""Share of the variance of differences between corpora below which a fit has none."""
+"""Fits are singular if a smaller share of the variance of differences lies between corpora."""
 
 EQUAL = 1e-10
-"""Share of the variance of differences between seeds below which there is none to fit."""
+"""Differences of one corpus are equal if a smaller share of the variance lies between seeds."""
 
 SINGULAR_FIT = "its fit is singular: the difference varies between corpora no more than between seeds"
 
@@ -29,24 +26,20 @@ OUTCOMES = ("better", "worse", "equivalent", "undecided", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverCorpora:
-    """Verdicts on one pair on every corpus, and what they come to."""
-
     evaluation: str
     primary: Primary
     first: str
     second: str
     verdicts: dict[str, Verdict]
-    """By corpus."""
     estimate: Interval | None = None
-    """Mean difference, first minus second, over corpora, and its 95 % interval; None where no model could be fitted."""
+    """Mean difference, first minus second, over corpora, with its 95 % interval; None without a fitted model."""
     between: float | None = None
-    """Standard deviation of the difference from corpus to corpus, of the model."""
+    """Standard deviation of the difference between corpora."""
     obstacle: str = ""
-    """Reason why no model could be fitted."""
+    """Reason why no model was fitted."""
 
     @property
     def outcomes(self) -> dict[str, list[str]]:
-        """The corpora of each outcome that there is, in the order of OUTCOMES."""
         by_outcome: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
         for corpus, verdict in self.verdicts.items():
             is_equal = verdict.is_equivalent and verdict.winner is None
@@ -55,16 +48,16 @@ class OverCorpora:
 
 
 def over_corpora(verdicts: Sequence[Verdict]) -> list[OverCorpora]:
-    """Sum up the verdicts on each pair of variants over the corpora that their evaluations name."""
+    """Group the verdicts by evaluation and pair; evaluations that name no corpus are left out."""
     groups: dict[tuple[str, str, str], dict[str, Verdict]] = {}
     for verdict in verdicts:
         evaluation, corpus = split_name(verdict.pair.evaluation)
         if corpus is not None:
             groups.setdefault((evaluation, verdict.pair.first, verdict.pair.second), {})[corpus] = verdict
-    return [_summed_up(*key, by_corpus) for key, by_corpus in groups.items()]
+    return [_over_corpora(*key, by_corpus) for key, by_corpus in groups.items()]
 
 
-def _summed_up(evaluation: str, first: str, second: str, verdicts: dict[str, Verdict]) -> OverCorpora:
+def _over_corpora(evaluation: str, first: str, second: str, verdicts: dict[str, Verdict]) -> OverCorpora:
     primary = next(iter(verdicts.values())).pair.primary
     differences = {corpus: list(verdict.pair.differences) for corpus, verdict in verdicts.items()}
     estimate, between, obstacle = None, None, _obstacle(primary, verdicts)
@@ -87,7 +80,6 @@ def _summed_up(evaluation: str, first: str, second: str, verdicts: dict[str, Ver
 
 
 def _obstacle(primary: Primary, verdicts: dict[str, Verdict]) -> str:
-    """Return why these differences have no common model; empty where they may have one."""
     if primary.kind != "nats":
         return "differences of accuracies are not normal"
     if len(verdicts) < MIN_CORPORA:
@@ -100,18 +92,18 @@ def _obstacle(primary: Primary, verdicts: dict[str, Verdict]) -> str:
 
 
 def mixed_model(groups: Sequence[Sequence[float]]) -> tuple[Interval, float] | str:
-    """Fit differences by one mean, a random deviation of each group, and one of each seed in it, by REML.
+    """Fit a mixed model of differences by REML.
 
         d_cs = mean + u_c + e_cs,   u_c ~ N(0, between^2),   e_cs ~ N(0, within^2)
 
-    The interval of the mean is Student's with one degree of freedom less than there are groups, which is exact where
-    all groups have equally many seeds; the normal one that statsmodels prints is too narrow for a few groups.
+    The interval of the mean is Student's with (corpora - 1) degrees of freedom, exact for equal numbers of seeds; the
+    normal interval of statsmodels is too narrow for few corpora.
 
     Args:
         groups: differences by corpus, at least two each, of at least three corpora.
 
     Returns:
-        The mean with its 95 % interval and the standard deviation between groups; or why there is no fit.
+        The mean with its 95 % interval and the standard deviation between corpora; or the reason why there is no fit.
     """
     import numpy as np
     from scipy.stats import t
@@ -120,8 +112,8 @@ def mixed_model(groups: Sequence[Sequence[float]]) -> tuple[Interval, float] | s
 
     values = np.concatenate([np.asarray(group, dtype=float) for group in groups])
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    # In units of their own spread: the optimizer's steps and tolerances are made for numbers about 1. Powell's method
-    # also finds the optimum where seeds differ ten thousand times less than corpora do.
+    # Scaled, because the optimizer's tolerances assume values near 1. Powell's method also finds the optimum where
+    # seeds vary ten thousand times less than corpora.
     scale = float(np.std(values))
     within_groups = float(np.mean([np.var(np.asarray(group, dtype=float)) for group in groups]))
     if scale == 0 or within_groups < EQUAL * scale**2:

@@ -1,4 +1,4 @@
-"""Results in wandb: a comparison as a run with its rows, charts and summary, and a workspace that shows such runs."""
+"""Results in wandb: a comparison as a run with rows, charts and summary, and a workspace that shows such runs."""
 
 import json
 import logging
@@ -32,31 +32,29 @@ from attnbench.verdict.summary import evaluation_class, summary
 log = logging.getLogger(__name__)
 
 ROWS = "results"
-"""The key of the table of all rows."""
+"""Key of the table of rows."""
 
 NAME = "attnbench battery"
 """Name of the workspace."""
 
 VALIDATED = ("nats_per_character", "perplexity", "bits_per_byte")
 CURVES = ("loss", *(f"validation/{metric}" for metric in VALIDATED), "learning_rate", "gradient_norm")
-"""Metrics that a training logs, under the mirror's names."""
+"""Metrics of trainings, as WandbMirror names them."""
 
 
 def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> None:
-    """Show the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
+    """Log the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
 
-    The same folder is the same run: shown again, it is updated.
+    The run is updated when it is logged again.
 
     Args:
-        root: the folder that gets wandb/.
-
-    Raises:
-        UserError: as WandbMirror, or for an experiment that read_inputs refuses.
+        root: parent folder of wandb/.
     """
     inputs = read_inputs(folder)
     summed = inputs.figures
     plan = inputs.protocol.plan
-    tables, charts, numbers = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed), _summary(summed)
+    protocol = asdict(inputs.protocol)
+    names = ("plan", "command", "variants", "rank", "reference", "rates", "failures")
     mirror = WandbMirror(
         settings,
         root=root,
@@ -65,27 +63,20 @@ def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> No
         name=plan,
         group=plan,
         job_type="comparison",
-        config=_config(inputs),
+        config={name: protocol[name] for name in names},
         resume=True,
     )
     log.info(mirror.notice)
-    mirror.show(tables=tables, charts=charts, summary=numbers)
+    tables, charts = {ROWS: (COLUMNS, _table(inputs))}, _charts(inputs, summed)
+    mirror.show(tables=tables, charts=charts, summary=_summary(summed))
     mirror.close()
 
 
 def chart_key(evaluation: str, metric: str, axis: str) -> str:
-    """Name the chart of one of an evaluation's `plots`; before the slash stands its section."""
     return f"{evaluation}/{metric}_by_{axis}"
 
 
-def _config(inputs: Inputs) -> dict[str, Any]:
-    protocol = asdict(inputs.protocol)
-    names = ("plan", "command", "variants", "rank", "reference", "rates", "failures")
-    return {name: protocol[name] for name in names}
-
-
 def _table(inputs: Inputs) -> list[list[Any]]:
-    """List all rows as results.csv has them; settings as text, in which wandb's tables can search."""
     lines = []
     for row in as_measured(inputs.rows):
         content = row.to_dict()
@@ -94,7 +85,6 @@ def _table(inputs: Inputs) -> list[list[Any]]:
 
 
 def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
-    """Make a chart of each pair of an evaluation's `plots` that has numbers."""
     charts = {}
     for evaluation in dict.fromkeys(figure.evaluation for figure in summed):
         of_evaluation = [figure for figure in summed if figure.evaluation == evaluation]
@@ -106,7 +96,6 @@ def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
 
 
 def _chart(plots: Sequence[Plot]) -> LineChart:
-    """Draw a line a variant and fixed setting; an axis without numbers is numbered, and its name says how."""
     first, positions = plots[0], list(dict.fromkeys(value for plot in plots for value in plot.positions))
     is_numeric = all(plot.is_numeric for plot in plots)
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -124,7 +113,6 @@ def _chart(plots: Sequence[Plot]) -> LineChart:
 
 
 def _summary(summed: Sequence[Figure]) -> dict[str, float]:
-    """Take the numbers of the report's summary: {"recall/recall at 256, 16/softmax": 1.0}."""
     content = summary(summed, [])
     return {
         f"{column.evaluation}/{column.header}/{variant}": entry.figure.mean
@@ -135,20 +123,20 @@ def _summary(summed: Sequence[Figure]) -> dict[str, float]:
 
 
 def make_dashboard(settings: LoggerSettings, output: Path) -> str:
-    """Publish the battery's workspace as a saved view of the project; write it to `output` where it cannot go online.
+    """Publish the battery's workspace as a saved view of the project, or write it to `output` when offline.
 
     Returns:
-        One line: where it is, and why there.
+        One line with its place, and the reason for it.
 
     Raises:
-        UserError: the library is missing, mode online is asked for and cannot be, or the server refuses.
+        UserError: the library is missing, mode online is impossible, or the server refuses.
     """
     workspaces, _ = _library()
     mode, reason = choose_mode(settings)
     if mode != "online":
         entity = settings.entity or ""
         workspace = workspaces.Workspace(name=NAME, entity=entity, project=settings.project, sections=_sections())
-        # What the library would send; it has no public word for it.
+        # The library has no public function for the content that it would send.
         content = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         replace_file(output, json.dumps(content, indent=1) + "\n")
@@ -158,11 +146,10 @@ def make_dashboard(settings: LoggerSettings, output: Path) -> str:
         workspace = workspaces.Workspace(name=NAME, entity=entity, project=settings.project, sections=_sections())
         return f"dashboard: {workspace.save().url}"
     except (*wandb_errors(), ValueError) as error:
-        raise UserError(f"wandb did not take the dashboard: {str(error).strip().partition(chr(10))[0]}") from error
+        raise UserError(f"wandb refused the dashboard: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _sections() -> list[Any]:
-    """List all rows first, then the evaluations as the battery lists them, then the curves of trainings."""
     workspaces, reports = _library()
     table = reports.WeavePanelSummaryTable(table_name=ROWS, layout=reports.Layout(w=24, h=9))
     curves = [reports.LinePlot(title=_title(name), x="tokens", y=[name]) for name in CURVES]
@@ -177,7 +164,6 @@ def _sections() -> list[Any]:
 
 
 def _chart_panels(evaluation: str, plots: Sequence[tuple[str, str]]) -> list[Any]:
-    """Show the charts that a comparison logs of an evaluation."""
     _, reports = _library()
     return [
         reports.CustomChart(
@@ -191,7 +177,6 @@ def _chart_panels(evaluation: str, plots: Sequence[tuple[str, str]]) -> list[Any
 
 
 def _plots() -> dict[str, Sequence[tuple[str, str]]]:
-    """Read what each evaluation of conf/eval plots: those of the battery in its order, then the others."""
     battery = yaml.safe_load((CONF / "eval" / "battery.yaml").read_text(encoding="utf-8"))["defaults"]
     names = dict.fromkeys([*battery, *(path.stem for path in sorted((CONF / "eval").glob("*.yaml")))])
     classes = {name: evaluation_class(name) for name in names}

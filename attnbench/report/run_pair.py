@@ -1,4 +1,4 @@
-"""Two runs beside each other: the settings in which they differ, and their scores."""
+"""Compare two runs: settings that differ, and scores."""
 
 import json
 from collections.abc import Sequence
@@ -15,18 +15,14 @@ from attnbench.settings.text import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, 
 from attnbench.verdict.axes import axes
 
 MAX_CHARACTERS = 60
-"""Longest value of a setting in a table on a terminal."""
+"""Longest value of a setting in a terminal's table."""
 
 NAMES_RUN = ("config_hash", "resolved.config_hash")
-"""Entries of a config.yaml that say which run it is, and differ between any two."""
+"""Entries of config.yaml that identify a run."""
 
 
 def score_text(row: ResultRow, *, in_full: bool = False) -> str:
-    """Write the number of a row, or its status.
-
-    Args:
-        in_full: as a program reads it.
-    """
+    """Format the number of a row, or its status; `in_full` is for programs."""
     value = row.measurement.value
     if value is None:
         return row.measurement.status if in_full else status_name(row.measurement.status)
@@ -34,35 +30,30 @@ def score_text(row: ResultRow, *, in_full: bool = False) -> str:
 
 
 def comparison_tables(first: Run, second: Run, *, in_full: bool = False) -> list[Table]:
-    """Make the tables of two runs beside each other: settings in which they differ, then the scores of each evaluation.
-
-    Args:
-        in_full: values as a program reads them.
-
-    Raises:
-        UserError: a config.yaml or a results file cannot be read.
-    """
+    """Return a table of the settings that differ, and a table of the scores of each evaluation."""
     pair = (first, second)
     names = [run.hash if first.hash != second.hash else str(run.folder) for run in pair]
     settings = [_described(run) for run in pair]
     known = list(dict.fromkeys([*settings[0], *settings[1]]))
     differing = [name for name in known if settings[0].get(name) != settings[1].get(name)]
-    limit = None if in_full else MAX_CHARACTERS
-    lines = [[name, *(_brief(values.get(name, NOTHING), limit) for values in settings)] for name in differing]
+
+    def brief(text: str) -> str:
+        return text if in_full or len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
+
+    lines = [[name, *(brief(values.get(name, NOTHING)) for values in settings)] for name in differing]
     rows = [read_folders([run.folder], last_only=True) for run in pair]
     corpora = [{row.identity.corpus for row in group if row.identity.corpus is not None} for group in rows]
     is_alike = corpora[0] == corpora[1]
     notes = [
         f"{len(known) - len(differing)} of {len(known)} settings are equal.",
         *(f"{name} is {run.folder}, {run.status}." for name, run in zip(names, pair, strict=True)),
-        *([] if is_alike else ["They read different corpora: scores stand side by side, without a difference."]),
+        *([] if is_alike else ["They have different corpora: scores are listed without a difference."]),
     ]
     configuration = Table(title="configuration", headers=["setting", *names], lines=lines, notes=notes)
     return [configuration, *_score_tables(rows, names, with_difference=is_alike, in_full=in_full)]
 
 
 def _described(run: Run) -> dict[str, str]:
-    """Flatten a run's config.yaml and environment.json to a name and a text a setting."""
     try:
         config = parse_yaml(read_bounded(run.folder / "config.yaml", MAX_YAML_BYTES))
         path = run.folder / "environment.json"
@@ -82,10 +73,6 @@ def _flat(values: Any, prefix: str) -> dict[str, str]:
     if not isinstance(values, dict) or not values:
         return {prefix.removesuffix("."): values if isinstance(values, str) else json.dumps(values, default=str)}
     return {name: text for key, value in values.items() for name, text in _flat(value, f"{prefix}{key}.").items()}
-
-
-def _brief(text: str, limit: int | None) -> str:
-    return text if limit is None or len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _score_tables(
@@ -132,7 +119,6 @@ def _number(row: ResultRow | None, in_full: bool) -> str:
 
 
 def _sittings(pair: Sequence[ResultRow | None]) -> list[str]:
-    """List the sittings of a pair of timings; empty for other numbers."""
     rows = [row for row in pair if row is not None and is_timed(row.measurement.metric, row.measurement.unit)]
     return [row.measured_in for row in rows if row.measurement.value is not None]
 

@@ -1,7 +1,7 @@
-"""Tests of a published claim: a figure over seeds with one-sided 95 % bounds, held against a threshold.
+"""Tests of a published claim: a figure over seeds with one-sided 95 % bounds, compared with a threshold.
 
-PASS: the bound lies on the stated side. FAIL: the opposite bound excludes it. UNDECIDED otherwise. Numbers in, numbers
-out; which rows they come from stands in claims.py.
+PASS: the bound is on the claimed side. FAIL: the opposite bound excludes the claim. UNDECIDED otherwise. claims.py
+takes the numbers from rows.
 """
 
 import math
@@ -12,27 +12,25 @@ import numpy as np
 
 from attnbench.results.numbers import ROUNDING, reaches
 from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power
-from attnbench.verdict.statistics import SIGN_FLIP, subset_sums
+from attnbench.verdict.statistics import SIGN_FLIP, share_interval, subset_sums
 
 PASS, FAIL, UNDECIDED, NOT_RUN = "PASS", "FAIL", "UNDECIDED", "not run"
 
 LEVEL = 0.05
-"""Error of each bound, one-sided."""
+"""One-sided error of each bound."""
 
 REACHES, MISSES = 0.7, 0.6
-"""Share of seeds that a variant which reaches a threshold has at least, and one that does not has at most."""
+"""Least share of seeds of a variant that reaches a threshold, and largest share of one that does not."""
 
 NUM_RESAMPLES = 2_000
-"""Resamples of the seeds behind the bounds of a figure that has no test of its own."""
+"""Resamples of the seeds for bounds of figures without a test."""
 
 Limits = tuple[float, float]
-"""Closed range that a claim puts its figure in; infinite where it says nothing."""
+"""Closed range of the claim; infinite on an open side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure over seeds and its two one-sided bounds."""
-
     value: float
     low: float
     high: float
@@ -43,7 +41,7 @@ def judge(estimate: Estimate, limits: Limits, *, outside: bool = False) -> str:
     """Return PASS, FAIL or UNDECIDED.
 
     Args:
-        outside: the claim is that the figure lies beyond the limits, on either side.
+        outside: the claim is that the figure is outside the limits, on either side.
     """
     least, most = limits
     within = reaches(estimate.low, least) and reaches(most, estimate.high)
@@ -53,7 +51,6 @@ def judge(estimate: Estimate, limits: Limits, *, outside: bool = False) -> str:
 
 
 def judge_all(verdicts: Sequence[str]) -> str:
-    """Return the verdict of a finding of several contrasts: all must pass, and one FAIL is FAIL."""
     for verdict in (NOT_RUN, FAIL, UNDECIDED):
         if verdict in verdicts:
             return verdict
@@ -61,25 +58,24 @@ def judge_all(verdicts: Sequence[str]) -> str:
 
 
 def share_of_seeds(scores: Sequence[float], threshold: float) -> Estimate:
-    """Share of seeds whose score reaches a threshold, with Clopper and Pearson's bounds."""
+    """Return the share of scores >= threshold, with Clopper-Pearson bounds."""
     num, count = len(scores), sum(reaches(score, threshold) for score in scores)
-    low, high = _share_bounds(count, num)
+    low, high = share_interval(count, num, LEVEL)
     return Estimate(value=count / num, low=low, high=high, num_seeds=num)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """Mean difference of paired accuracies, with the bounds that the sign-flip permutation test does not reject."""
+    """Return the mean paired difference, with the bounds of the sign-flip permutation test."""
     differences = np.subtract(first, second).tolist()
     low, high = SIGN_FLIP.interval(differences, 1 - 2 * LEVEL, resolution=0.0)
     return Estimate(value=float(np.mean(differences)), low=low, high=high, num_seeds=len(differences))
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """Ratio of two means of positive numbers, paired.
+    """Return the ratio of the means of paired positive numbers, with bounds of the sign-flip test.
 
-    A ratio r is rejected where the sign-flip test rejects that first - r second lies about 0. A sum of such differences
-    over a subset of the seeds is negative where the ratio of the subset's sums is below r, so the ordered ratios of
-    subsets are the interval's ends, as the ordered means are a difference's.
+    The test of first - r second rejects r by subsets of seeds whose sum is negative, which is so where the ratio of the
+    subset's sums is below r: the ordered ratios of subsets are the possible ends of the interval.
     """
     above, _ = subset_sums(first)
     below, _ = subset_sums(second)
@@ -90,12 +86,11 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Estimate:
 
 
 def window(scores: Mapping[float, Sequence[float]], threshold: float) -> Estimate:
-    """Decades of learning rates with a mean score of at least `threshold`, gaps left out, by resampling seeds.
-
-    Straight lines over the logarithm of the rate join the means.
+    """Return the decades of learning rates with a mean score >= threshold, interpolated, with bounds from resampled
+    seeds.
 
     Args:
-        scores: of each rate the scores of the same seeds, in order.
+        scores: by rate, of the same seeds in the same order.
     """
     rates = sorted(scores)
     return _resampled(
@@ -107,11 +102,11 @@ def window(scores: Mapping[float, Sequence[float]], threshold: float) -> Estimat
 def capacity_correlation(
     scores: Mapping[str, Mapping[int, Sequence[float]]], sizes: Mapping[str, float], threshold: float
 ) -> Estimate:
-    """Rank correlation of size with capacity, the largest load whose mean score is at least `threshold`.
+    """Return the rank correlation of size with capacity, the largest load whose mean score is >= threshold.
 
     Args:
-        scores: by model and load (number of pairs) the scores of the same seeds, in order; every model has every load.
-        sizes: of each model, in bytes of state.
+        scores: by model and load, of the same seeds in the same order.
+        sizes: bytes of state by model.
     """
     from scipy.stats import spearmanr
 
@@ -123,7 +118,7 @@ def capacity_correlation(
             max((load for load, ok in zip(loads, row, strict=True) if ok), default=0)
             for row in means >= threshold - ROUNDING
         ]
-        # Models that all hold as much say nothing about size.
+        # Equal capacities show no correlation with size.
         constant = len(set(held)) == 1
         return 0.0 if constant else float(spearmanr([sizes[name] for name in names], held)[0])  # pyright: ignore[reportArgumentType]
 
@@ -131,11 +126,9 @@ def capacity_correlation(
 
 
 def seeds_needed(estimate: Estimate, limits: Limits, *, is_share: bool) -> int | None:
-    """Number of seeds that decide with a probability of 0.8 if the figure is what it seems; None: more than 100.
+    """Return the number of seeds that would decide with probability 0.8 if the estimate is true; None: over 100.
 
-    Args:
-        is_share: the figure is a share of seeds; otherwise Student's power for the distance to the nearer limit, at
-            the spread from seed to seed that the width of the bounds says.
+    Uses Student's power for the distance to the nearer limit, or the binomial distribution for a share of seeds.
     """
     num_seeds = range(estimate.num_seeds + 1, MAX_SEEDS + 1)
     if is_share:
@@ -145,32 +138,24 @@ def seeds_needed(estimate: Estimate, limits: Limits, *, is_share: bool) -> int |
     if not effect or not 0 < width < math.inf:
         return None
     spread = width / (2 * 1.645) * math.sqrt(estimate.num_seeds)
-    # Of fewer than five pairs a permutation test rejects nothing at this level.
+    # With fewer than five pairs a permutation test rejects nothing at this level.
     return next((n for n in num_seeds if n >= 5 and difference_power(effect, spread, 2 * LEVEL, n) >= POWER), None)
 
 
 def _share_power(estimate: Estimate, limits: Limits, num: int) -> float:
-    """Probability that as many seeds in all decide, if those to come reach the threshold as often as those before."""
+    """Return the probability that `num` seeds decide, if new seeds reach the threshold as often as the seeds so far."""
     from scipy.stats import binom
 
-    # Half a seed on either side: a share of 0 or 1 among a few seeds is none among all.
+    # Shrunk by half a seed on either side: 0 or 1 among a few seeds is not 0 or 1 among all.
     share = (estimate.value * estimate.num_seeds + 0.5) / (estimate.num_seeds + 1)
     there, more = round(estimate.value * estimate.num_seeds), num - estimate.num_seeds
     decided = 0.0
     for count in range(more + 1):
-        low, high = _share_bounds(there + count, num)
+        low, high = share_interval(there + count, num, LEVEL)
         guess = Estimate(value=(there + count) / num, low=low, high=high, num_seeds=num)
         if judge(guess, limits) != UNDECIDED:
             decided += float(binom.pmf(count, more, share))
     return decided
-
-
-def _share_bounds(count: int, num: int) -> tuple[float, float]:
-    from scipy.stats import beta
-
-    low = float(beta.ppf(LEVEL, count, num - count + 1)) if count else 0.0
-    high = float(beta.ppf(1 - LEVEL, count + 1, num - count)) if count < num else 1.0
-    return low, high
 
 
 def _decades(places: np.ndarray, means: np.ndarray, threshold: float) -> float:
@@ -185,7 +170,7 @@ def _decades(places: np.ndarray, means: np.ndarray, threshold: float) -> float:
 
 
 def _resampled(values: np.ndarray, figure) -> Estimate:
-    """Figure of means over the last axis, the seeds, with the percentiles of its resamples for bounds."""
+    """Apply `figure` to means over the last axis (seeds); bounds are percentiles over resampled seeds."""
     rng, num_seeds = np.random.default_rng(0), values.shape[-1]
     chosen = rng.integers(num_seeds, size=(NUM_RESAMPLES, num_seeds))
     resamples = [figure(values[..., indices].mean(-1)) for indices in chosen]

@@ -1,4 +1,4 @@
-"""Runs and cells as attnbench runs shows them: tables on a terminal, columns with tabs between where nobody looks."""
+"""List, compare and prune runs: tables on a terminal, tab-separated columns elsewhere."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from attnbench.machine.signals import answering
-from attnbench.report.runs_beside import comparison_tables, score_text
+from attnbench.report.run_pair import comparison_tables, score_text
 from attnbench.report.sections.words import metric_name
 from attnbench.results.metrics import is_timed
 from attnbench.results.pruning import LOST, Pruning, Removal, plan_pruning, remove
@@ -23,15 +23,14 @@ from attnbench.settings.schema import SELECTION_SEED
 MIB = 2**20
 HALF_A_YEAR = 183 * 86400
 MAX_NOTES = 10
-"""Reasons that stand below a table; of more their number."""
+"""Most reasons below a table; the others are counted."""
 
 
 def show_runs(settings: RunsSettings) -> Path:
-    """List, compare or remove runs, as the settings ask; return the folder that was looked at.
+    """List, compare or remove runs; return the outputs folder.
 
     Raises:
-        UserError: an experiment, variant, evaluation or run that is not there, files that cannot be read, a run beside
-            itself, or a removal that failed.
+        UserError: an unknown run, unreadable files, a comparison of a run with itself, or a failed removal.
     """
     outputs, filters = Path(settings.outputs_dir), settings.filters()
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
@@ -58,7 +57,6 @@ def _print_to_terminal(tables: Iterable[Table]) -> None:
 
 
 def _print_columns(tables: Iterable[Table]) -> None:
-    """Print headers and lines with tabs between; notes go to standard error."""
     for table in tables:
         with answering() as output:
             for line in [table.headers, *table.lines]:
@@ -68,11 +66,7 @@ def _print_columns(tables: Iterable[Table]) -> None:
 
 
 def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
-    """Make the table of a line an experiment, the one that was changed last at the end.
-
-    Args:
-        in_full: bytes and times as a program reads them.
-    """
+    """Return a table of experiments, sorted by last change; `in_full` is for programs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.experiment, []).append(run)
@@ -96,18 +90,16 @@ def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
 
 
 def list_tables(runs: Sequence[Run]) -> list[Table]:
-    """Make a table for each experiment, kind of run and corpus: a line a run, the one changed last at the end."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         kind, corpus = _kind(run), _corpus(run)
         groups.setdefault((run.experiment, f"{kind}, {corpus}" if corpus else kind), []).append(run)
     if not groups:
-        return [Table(headers=["run"], lines=[], notes=["No run is as asked for."])]
+        return [Table(headers=["run"], lines=[], notes=["No run matches."])]
     return [_list(f"{experiment}: {kind}", group) for (experiment, kind), group in groups.items()]
 
 
 def _kind(run: Run) -> str:
-    """Name the table of a listing that a run belongs into."""
     evaluation = next(iter(run.scores), None)
     if run.is_cell or (evaluation is not None and TRAINING not in run.scores):
         return evaluation or run.what.partition("-")[0]
@@ -115,7 +107,6 @@ def _kind(run: Run) -> str:
 
 
 def _corpus(run: Run) -> str:
-    """Name the corpus of a run's scores; empty where they are of none, or there are none."""
     return next((row.identity.corpus for row in run.scores.values() if row.identity.corpus is not None), "")
 
 
@@ -125,7 +116,8 @@ def _list(title: str, runs: Sequence[Run]) -> Table:
     with_state = any(run.status != "finished" for run in runs)
     lines = []
     for run, scores in zip(runs, by_run, strict=True):
-        state = [_state(run)] if with_state else []
+        at_step = run.status in ("unfinished", "running") and run.step is not None
+        state = [f"{run.status}, step {run.step:,}" if at_step else run.status] if with_state else []
         lines.append([*_labels(run), *state, *(scores.get(column, NOTHING) for column in columns)])
     headers = [*LABELS, *(["state"] if with_state else []), *map(_score_name, columns)]
     timed: dict[str, list[str]] = {}
@@ -147,10 +139,10 @@ def _list(title: str, runs: Sequence[Run]) -> Table:
 
 
 LABELS = ("run", "what", "seed", "when", "MiB")
+"""First columns of a table of runs."""
 
 
 def _labels(run: Run) -> list[str]:
-    """Fill the columns of LABELS."""
     seed = NOTHING if run.seed is None else str(run.seed)
     seed = f"s{_seed(run) - SELECTION_SEED}" if is_search(_seed(run)) else seed
     return [run.hash, run.what, seed, _when(run.modified), _size(run.num_bytes)]
@@ -161,7 +153,6 @@ def _seed(run: Run) -> int:
 
 
 def _shown(run: Run) -> Mapping[str, ResultRow]:
-    """Take the scores of a run; a training's loss where nothing else was measured, as in a search."""
     return {name: row for name, row in run.scores.items() if name != TRAINING} or run.scores
 
 
@@ -175,13 +166,7 @@ def _score_name(key: tuple[str, str, str]) -> str:
     return f"{split} {metric_name(metric)}".strip()
 
 
-def _state(run: Run) -> str:
-    at_step = run.status in ("unfinished", "running") and run.step is not None
-    return f"{run.status}, step {run.step:,}" if at_step else run.status
-
-
 def _columns(runs: Sequence[Run]) -> Table:
-    """Make the table of a line a run for a program: nothing is rounded, and every score has its name."""
     headers = ["path", "experiment", "what", "seed", "status", "step", "changed", "bytes", "corpus", "scores"]
     lines = [
         [
@@ -204,7 +189,6 @@ def _columns(runs: Sequence[Run]) -> Table:
 
 
 def _when(seconds: float, *, in_full: bool = False) -> str:
-    """Write a time of this machine's clock: of the last half year without the year, of another without the hour."""
     moment = datetime.fromtimestamp(seconds).astimezone()
     if in_full:
         return moment.isoformat(timespec="seconds")
@@ -236,16 +220,11 @@ def _prune(
             gone, num_bytes = gone + 1, num_bytes + removal.num_bytes
     print(f"removed: {_counted(gone)}, {_size(num_bytes)} MiB", file=sys.stderr if in_full else sys.stdout)
     if left:
-        raise UserError(f"prune={kind}: {_counted(len(left))} left, {left[0]} first; the reasons stand above")
+        raise UserError(f"prune={kind}: {_counted(len(left))} left, {left[0]} first; see the reasons above")
 
 
 def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool = False) -> Table:
-    """Make the table of what goes, a line a folder, with what is lost and what stays in its notes.
-
-    Args:
-        dry_run: it only would go.
-        in_full: paths and bytes as a program reads them.
-    """
+    """Return a table of the folders to remove; notes name the loss and the folders that stay."""
     is_whole = kind in ("unfinished", "failed")
     lines = [_removal_line(removal, is_whole=is_whole, in_full=in_full) for removal in pruning.removals]
     lost = ["lost"] if is_whole else []
@@ -256,7 +235,7 @@ def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool =
     notes = [f"{would}: {what}{_counted(len(lines))}, {_size(num_bytes)} MiB."]
     notes += [f"Lost with them: {LOST[kind]}."] if lines else []
     notes += [
-        f"{removal.run.hash} stays with what is not attnbench's: {', '.join(removal.remains[:MAX_NOTES])}."
+        f"{removal.run.hash} stays with files that are not attnbench's: {', '.join(removal.remains[:MAX_NOTES])}."
         for removal in pruning.removals
         if removal.remains
     ]

@@ -1,4 +1,4 @@
-"""Colours and type of all charts, the script that draws them on a page, and their pictures without a browser."""
+"""Colours and fonts of all charts, the page's script that draws them, and pictures drawn without a browser."""
 
 import base64
 import json
@@ -18,20 +18,19 @@ STATIC_WIDTH = 640
 LEGEND_LIMIT = 150
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Colours that differ with every common kind of colour vision; shapes and dashes say the same again."""
+"""Colours that differ for all common kinds of colour vision; shapes and dashes also differ."""
 
 OKABE_ITO_ON_DARK = ("#4DA6DB", "#EE7A33", "#1BBF92", "#DB93BA", "#E69F00", "#8CCBF2")
-"""Lighter colours of these hues."""
+"""Lighter versions of these colours."""
 
 PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
-"""Colours of the parts of a whole, in their order: light enough for dark words on them, on any page."""
+"""Colours of the parts of a whole, in order; light enough for dark text on any page."""
 
 PARTS_ON_DARK = (*PARTS[:-1], "#80838A")
-"""Colours of these parts on a dark page: the last, which nothing fills, is a little nearer to the page."""
+"""Colours of these parts on a dark page; the last, an unfilled rest, is closer to the background."""
 
 
 def config(*, dark: bool) -> dict[str, Any]:
-    """Set colours and type of all charts on a light or a dark page."""
     ink, muted, grid = ("#e8e6e1", "#a5a39c", "#34373c") if dark else ("#1c1d1f", "#63625d", "#e3e1da")
     text: dict[str, Any] = {
         "labelColor": muted,
@@ -79,11 +78,6 @@ def config(*, dark: bool) -> dict[str, Any]:
 
 
 def to_svg(picture: Picture, variants: Sequence[str]) -> str:
-    """Draw the chart as a picture on white with its title, without a browser.
-
-    Args:
-        variants: all that its legend may name, none of which is cut.
-    """
     below = [line for line in (picture.legend, picture.missing) if line]
     title = {"text": picture.title, "subtitle": below, "anchor": "start", "offset": 16}
     static = {**picture.spec, "width": STATIC_WIDTH, "title": with_printable_text(title)}
@@ -91,23 +85,21 @@ def to_svg(picture: Picture, variants: Sequence[str]) -> str:
 
 
 def to_png(svg: str) -> bytes:
-    """Turn such a picture into pixels, two for every point."""
     return _draw("svg_to_png", svg=svg, scale=2)
 
 
 @lru_cache(maxsize=1)
 def runtime() -> str:
-    """Bundle the JavaScript that draws the charts, Vega-Embed with all it needs; it asks nothing of any server."""
     bundle = _draw("javascript_bundle", snippet="window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE).decode()
-    # The addresses of an editor and of a schema: neither is used, and so the page can be seen to name none.
+    # Unused addresses of an editor and a schema; without them a page visibly contains none.
     return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
 
 
 def _draw(name: str, **arguments: Any) -> bytes:
-    """Call a function of vl-convert in the chart engine's process.
+    """Call a function of vl-convert in the chart engine.
 
     Raises:
-        UserError: the engine ended, as it does where it gets no memory.
+        UserError: the engine ended, as when out of memory.
         ValueError: the function refused its arguments.
     """
     engine = _engine()
@@ -122,8 +114,8 @@ def _draw(name: str, **arguments: Any) -> bytes:
     if not answer:
         _engine.cache_clear()
         raise UserError(
-            f"the chart engine vl-convert ended with code {engine.wait()}, most likely for want of memory: give it "
-            "more address space (ulimit -v), and attnbench report writes the report again"
+            f"the chart engine vl-convert ended with code {engine.wait()}, probably out of memory: raise the limit "
+            "(ulimit -v); attnbench report then writes the report again"
         )
     drawn = json.loads(answer)
     if "error" in drawn:
@@ -133,7 +125,6 @@ def _draw(name: str, **arguments: Any) -> bytes:
 
 @lru_cache(maxsize=1)
 def _engine() -> subprocess.Popen[str]:
-    """Start the chart engine, which ends with the pipe to it."""
     command = [sys.executable, "-P", str(Path(__file__).with_name("engine.py"))]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"

@@ -1,38 +1,33 @@
-"""Verdicts over corpora in words and in a table: on how many one is better, and what a mixed model makes of all."""
+"""Verdicts over corpora in words and in a table: counts of verdicts, and the estimate of a mixed model."""
 
 from collections.abc import Sequence
 
 from attnbench.report.blocks import Note, Section
 from attnbench.results.numbers import format_interval, format_within, percent_of_nats
 from attnbench.results.tables import NOTHING, Table, TableCell
-from attnbench.verdict.corpora import OverCorpora, over_corpora
+from attnbench.verdict.over_corpora import OverCorpora, over_corpora
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.statistics import Interval
 
 HOW_FITTED = (
     "Over corpora: one mean of all differences by seed, with the corpus as random group (MixedLM of statsmodels, by "
-    "REML), and Student’s 95 % interval with one degree of freedom less than there are corpora. It is no test of the "
-    "family, and adds no verdict."
+    "REML), and Student’s 95 % interval with one degree of freedom less than there are corpora. This estimate is not a "
+    "test of the family and gives no verdict."
 )
-"""Lines below the table."""
+"""Note below the table."""
 
 PHRASES = {"equivalent": "equivalent", "undecided": "undecided", "none": "without a verdict"}
 
 
 def corpora_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Write on how many corpora each pair is better, and the mixed model over them; empty for a plan of one corpus."""
     sentences = [f"{_counts(it)}. {_model(it)}" for it in over_corpora(verdicts)]
     return {"Over corpora": sentences} if sentences else {}
 
 
-def _is_turned(it: OverCorpora) -> bool:
-    """Tell if the second is named first: it is better more often."""
-    return len(it.outcomes.get("worse", [])) > len(it.outcomes.get("better", []))
-
-
 def _counts(it: OverCorpora) -> str:
-    """Write `linear is better than softmax in 3 of 4 corpora (a, b, d), undecided in 1 (c), perplexity`."""
-    outcomes, turned = it.outcomes, _is_turned(it)
+    """Return "linear is better than softmax in 3 of 4 corpora (a, b, d), undecided in 1 (c)"; more wins go first."""
+    outcomes = it.outcomes
+    turned = len(outcomes.get("worse", [])) > len(outcomes.get("better", []))
     first, second = (it.second, it.first) if turned else (it.first, it.second)
     better, worse = ("worse", "better") if turned else ("better", "worse")
     total = f" of {len(it.verdicts)} corpora"
@@ -62,15 +57,14 @@ def _model(it: OverCorpora) -> str:
 
 
 def _percent(interval: Interval) -> str:
-    """Write a difference in nats as percent of the second's perplexity, whoever is better: turned, it would be percent
-    of the first's, and might lie beyond every corpus."""
+    """Format a difference in nats as percent of the second's perplexity, whichever variant is better: as percent of the
+    first's, it might be outside the range of all corpora."""
     mean = percent_of_nats(interval.mean)
     low, high = (None if end is None else percent_of_nats(end) for end in (interval.low, interval.high))
     return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+', is_of_difference=True)}"
 
 
 def corpora_section(verdicts: Sequence[Verdict]) -> Section | None:
-    """Make the table of a line a pair and a column a corpus, with the mixed model behind; None for a plan of one."""
     pairs = over_corpora(verdicts)
     if not pairs:
         return None
@@ -106,7 +100,6 @@ def _cell(verdict: Verdict | None) -> TableCell:
 
 
 def _difference(verdict: Verdict) -> str:
-    """Write the difference of the pair as it is named, first minus second, whoever is better."""
     if verdict.difference is None:
         return ""
     interval = Interval(mean=verdict.difference, low=verdict.low, high=verdict.high)

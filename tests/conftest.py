@@ -70,7 +70,7 @@ def does_without_what_takes_longest() -> Iterator[None]:
         patch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
         # A machine that is lent for its GPU may have nothing to draw with.
         if find_spec("vl_convert"):
-            patch.setattr("attnbench.report.charts.look.to_png", lambda svg: b"")
+            patch.setattr("attnbench.report.charts.style.to_png", lambda svg: b"")
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnbench.machine.environment._git", cache(environment._git))
         patch.setattr(yaml, "load", hydra_parses_once(yaml.load))
@@ -122,7 +122,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def without_charts(monkeypatch) -> None:
     """Let reports have empty charts: drawing them takes seconds."""
-    monkeypatch.setattr("attnbench.report.charts.look.to_svg", lambda picture, variants: "<svg/>")
+    monkeypatch.setattr("attnbench.report.charts.style.to_svg", lambda picture, variants: "<svg/>")
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,8 @@
-"""Model card of an exported run: what it is, how it is loaded, its scores and verdicts, and under which licence."""
+"""Model card of an exported run: model, use, scores, verdicts, licence."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.data.tokenizer import Tokenizer
 from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections.verdicts import verdict_lines
@@ -48,20 +47,14 @@ def model_card(
     settings: ExportSettings,
     num_parameters: int,
 ) -> str:
-    """Write README.md.
-
-    Args:
-        run: the run's folder.
-        trained: its settings.
-        record: of the model that is exported.
-        rows: all results of the run.
-    """
-    corpus = markdown_text(record.corpus)
+    """Return the README.md of an exported run."""
+    corpus, tokenizer = markdown_text(record.corpus), tokenizer_of(record)
+    others = " and one symbol for all others" if tokenizer.num_writable < tokenizer.size else ""
     model = [
         ["mixer", f"{trained.mixer.name}, as {classes_of(record.mixers)}, {len(record.mixers)} layers"],
         ["parameters", f"{num_parameters:,}"],
         ["width, feed-forward", f"{record.model.dim}, {record.model.feed_forward_width}"],
-        ["tokenizer", _tokenizer(tokenizer_of(record))],
+        ["tokenizer", f"{tokenizer.kind}: {tokenizer.num_writable:,} {tokenizer.units}{others}"],
         ["trained on", f"{record.corpus}, sequences of {record.seq_len} tokens, {record.precision}"],
         ["trained under", f"seed {trained.seed}, learning rate {trained.train.learning_rate:g}"],
         ["checkpoint", settings.checkpoint],
@@ -85,13 +78,8 @@ def model_card(
     return HEAD + "\n" + "\n\n".join(parts) + "\n"
 
 
-def _tokenizer(tokenizer: Tokenizer) -> str:
-    others = " and one symbol for all others" if tokenizer.num_writable < tokenizer.size else ""
-    return f"{tokenizer.kind}: {tokenizer.num_writable:,} {tokenizer.units}{others}"
-
-
 def _scores(rows: Sequence[ResultRow], checkpoint: str) -> str:
-    """Write a table of each evaluation's primary metric, or say that there is none; results.csv has every row."""
+    """Return a table of each evaluation's primary metric."""
     known = primary_metrics(dict.fromkeys(row.identity.evaluation for row in rows))
     lines = []
     for row in rows:
@@ -112,7 +100,7 @@ def _scores(rows: Sequence[ResultRow], checkpoint: str) -> str:
 
 
 def _verdicts(run: Path, rows: Sequence[ResultRow]) -> list[str]:
-    """Write what the comparison that the run is part of says of its variant, as a list; empty where it is of none."""
+    """Return the verdicts on the run's variant in its comparison, if it belongs to one."""
     if not rows or not (run.parent / "comparison.json").is_file():
         return []
     inputs, variant = read_inputs(run.parent), rows[0].identity.variant

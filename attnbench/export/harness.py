@@ -1,4 +1,4 @@
-"""Model class for EleutherAI's lm-evaluation-harness: log-likelihoods and text of a run's model."""
+"""Model class for EleutherAI's lm-evaluation-harness: log-likelihoods and texts of a run's model."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,20 +18,21 @@ from attnbench.export.text import encode, extra_nats, first_context, split
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
-from attnbench.machine.precision import computing, dtype_of, resolve_precision
+from attnbench.machine.precision import computing, resolve_precision
 from attnbench.model.loss import character_nats
-from attnbench.model.sampling import FiniteSampling, Writer, not_finite, write_by_recomputation
+from attnbench.model.sampling import FiniteSampling, not_finite
 from attnbench.model.stored import check_finite, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check_options, check_value, unknown_setting
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import GenerationSettings, TrainSettings
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
+from attnbench.training.sample import continuation
 
 BATCH_TOKENS = 2**16
-"""Positions of a batch with batch_size=auto."""
+"""Positions in a batch with batch_size=auto."""
 MAX_WRITTEN = 256
-"""Tokens that a request writes at most, unless it says max_gen_toks."""
+"""Default of max_gen_toks."""
 RULES = {entry.name: entry.metadata for group in (TrainSettings, GenerationSettings) for entry in fields(group)}
 """Values that attnbench train and attnbench generate allow for their settings."""
 WRITING: dict[str, dict[str, Any]] = {
@@ -41,14 +42,14 @@ WRITING: dict[str, dict[str, Any]] = {
     "temperature": {"kind": float, **RULES["temperature"]},
     "top_k": {"kind": int, **RULES["top_k"]},
 }
-"""Options of generate_until, and the values that each may have."""
+"""Options of generate_until and their values."""
 
-# Below the harness's own logger, which alone it shows.
+# A child of the harness's logger, because it shows no others.
 log = logging.getLogger("lm_eval.attnbench")
 
 
 class Window(NamedTuple):
-    """Tokens that the model reads at once, of which the last are scored."""
+    """Tokens that the model reads at once; the last `num_scored` are scored."""
 
     request: int
     inputs_T: Tensor
@@ -61,26 +62,25 @@ class AttnbenchLM(LM):
 
     Args:
         run: folder of the run.
-        checkpoint: final, or best: that of the lowest validation loss.
-        window: most positions that the model reads at once; None: as many as it was trained on.
-        prefix: text before the first character of a document and before a continuation without context; None: that of
-            `text.first_context`.
-        device: auto (CUDA where there is one, otherwise the CPU), cpu, cuda or cuda:N.
+        checkpoint: final or best.
+        window: most positions that the model reads at once; None: as in training.
+        prefix: text before a document and before a continuation without context; None: `text.first_context`.
+        device: auto, cpu, cuda or cuda:N.
         precision, backend: as the settings `train.precision` and `attn.backend`.
         batch_size: windows at a time, or auto.
         max_batch_size: most windows at a time with batch_size=auto.
-        seed: of sampled text; that of the n-th request is attnbench generate's with seed + n, n from 0.
+        seed: of sampled text; request n (from 0) uses seed + n, as attnbench generate would.
 
     Raises:
-        UserError: there is no such run, it cannot run here, or an argument that is not allowed.
+        UserError: there is no such run, it cannot run here, or an illegal argument.
     """
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
-        """Make the model of the harness's own arguments and those of `--model_args`.
+        """Create the model from the harness's own arguments and those of `--model_args`.
 
         Raises:
-            UserError: an argument that does not exist or is given twice, besides those of the class.
+            UserError: an unknown or repeated argument; as for the class.
         """
         own = {name: value for name, value in (additional_config or {}).items() if value is not None}
         for name, value in arg_dict.items():
@@ -88,7 +88,7 @@ class AttnbenchLM(LM):
                 raise UserError(f"--model_args {name}={value}: is an argument of the harness; give --{name} {value}")
             if name in ("run", "prefix") and isinstance(value, (bool, int, float)):
                 raise UserError(
-                    f"--model_args {name}={value}: the harness reads it as a number; in quotes it is a text: "
+                    f"--model_args {name}={value}: the harness reads it as a number; quote it to give a text: "
                     f"--model_args \"{name}='...'\""
                 )
         check_options(cls, {**own, **arg_dict}, group="")
@@ -96,7 +96,6 @@ class AttnbenchLM(LM):
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
-        """Make the model as `create_from_arg_obj` does, of NAME=VALUE with commas between."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def __init__(
@@ -125,17 +124,16 @@ class AttnbenchLM(LM):
         self.tokenizer = tokenizer_of(self.record)
         self.window, self.seed = window or self.record.seq_len, seed
         if prefix == "":
-            raise UserError("prefix=: must be at least one character: the model predicts what follows something")
+            raise UserError("prefix=: must be at least one character: the model predicts from a context")
         self.prefix_T = encode(self.tokenizer, first_context(self.tokenizer) if prefix is None else prefix)
         self.batch_size = _batch_size(batch_size, max_batch_size, self.window)
         self._device = self.model.embedding.weight.device
         log.info(f"device={device}: {device_name(self._device)}, {self.record.precision}")
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return, of each (context, continuation), log p of the continuation in nats, and whether each of its tokens is
-        the most likely one."""
+        """Return (log p in nats, is greedy) of each (context, continuation)."""
         windows = [window for index, request in enumerate(requests) for window in self._windows(index, *request.args)]
-        # Of one length as nearly as may be: what is shorter is padded behind its end, where nothing is scored.
+        # Longest first, so that batches need little padding after the ends, where nothing is scored.
         windows.sort(key=lambda window: -len(window.inputs_T))
         nats, is_greedy = [0.0] * len(requests), [True] * len(requests)
         with device_lock(self._device, shared=True):
@@ -152,8 +150,8 @@ class AttnbenchLM(LM):
         return results
 
     def _windows(self, request: int, context: str, continuation: str) -> Iterator[Window]:
-        """Yield what is read for a continuation: all of it at once, behind as much of its context as fits; of one
-        longer than the window pieces, one after the other, each behind the last token of the one before."""
+        """Yield the continuation after as much context as fits; longer continuations in pieces, each after the last
+        token of the piece before."""
         before_T, scored_T = split(self.tokenizer, context, continuation)
         before_T = before_T if len(before_T) else self.prefix_T
         whole_T = torch.cat([before_T, scored_T])
@@ -167,7 +165,7 @@ class AttnbenchLM(LM):
 
     @torch.no_grad()
     def _scores(self, windows: Sequence[Window]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the nats of each window's targets, and whether each is the most likely token, on the CPU."""
+        """Return, on the CPU, the nats of each window's targets and whether they are the most likely tokens."""
         lengths = [len(window.inputs_T) for window in windows]
         inputs_BT, targets_BT = (
             torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True).to(self._device)
@@ -185,8 +183,8 @@ class AttnbenchLM(LM):
         return nats, greedy
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return log p of each document in nats, in the windows of the perplexity evaluation, one after the other, over
-        the prefix and the document."""
+        """Return log p of each document in nats, after the prefix, in consecutive windows as in the perplexity
+        evaluation."""
         results = []
         with device_lock(self._device, shared=True):
             for request in tqdm(requests, disable=disable_tqdm, desc="loglikelihood_rolling"):
@@ -201,17 +199,19 @@ class AttnbenchLM(LM):
         return results
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the text that follows each context, up to the first of its stop strings, the most likely token each
-        time or, with do_sample, sampled.
+        """Return the text after each context, up to its first stop string, greedy or, with do_sample, sampled.
 
-        Of the context the last `window` tokens are read; the text may go on beyond the window. Each request has noise
-        of its own, so that repeats of one are independent.
+        The last `window` tokens of the context are read; the text may be longer. Each request has its own random
+        numbers.
 
         Raises:
-            UserError: an option that does not exist, or one out of its range, before anything is written.
+            UserError: an unknown option or illegal value, before anything is generated.
         """
         for request in requests:
-            _check_writing(request.args[1])
+            for name, value in request.args[1].items():
+                if name not in WRITING:
+                    raise UserError(f"gen_kwargs: {unknown_setting(f'{name}={value}', name, WRITING)}")
+                check_value(f"gen_kwargs: {name}", value, **WRITING[name])
         results = []
         with device_lock(self._device, shared=True):
             for index, request in enumerate(tqdm(requests, disable=disable_tqdm, desc="generate_until")):
@@ -236,23 +236,15 @@ class AttnbenchLM(LM):
         )
         written, token_ids = "", []
         with computing(self.record.precision, self._device):
-            tokens = self._continuation(context_T[None], num_tokens, sampling)
+            tokens = continuation(self.model, context_T[None], num_tokens, sampling, self.record.precision)
             for token_B in sampling.checked(tokens, self.record.precision):
-                # Anew from all of them: a token may be a part of a character.
+                # All of them are decoded again, because a token may be a part of a character.
                 token_ids += token_B.tolist()
                 written = self.tokenizer.decode(token_ids)
                 ends = [at for at in (written.find(stop) for stop in stops if stop) if at >= 0]
                 if ends:
                     return written[: min(ends)]
         return written
-
-    def _continuation(self, context_BT: Tensor, num_tokens: int, sampling: FiniteSampling) -> Iterator[Tensor]:
-        """Return the tokens (B,) that follow, one after another; both ways have the same text."""
-        if self.model.backend_without_state:
-            return write_by_recomputation(self.model, context_BT, num_tokens, sampling)
-        length, dtype = context_BT.shape[1] + num_tokens, dtype_of(self.record.precision)
-        writer = Writer(self.model, sampling, batch_size=1, max_length=length, dtype=dtype, captured=False)
-        return writer.write(context_BT, num_tokens)
 
 
 def _batch_size(given: int | str, most: int | None, window: int) -> int:
@@ -267,17 +259,8 @@ def _batch_size(given: int | str, most: int | None, window: int) -> int:
     return number
 
 
-def _check_writing(options: Mapping[str, Any]) -> None:
-    """Raise UserError for an option of generate_until that does not exist, or is out of its range."""
-    for name, value in options.items():
-        if name not in WRITING:
-            raise UserError(f"gen_kwargs: {unknown_setting(f'{name}={value}', name, WRITING)}")
-        check_value(f"gen_kwargs: {name}", value, **WRITING[name])
-
-
 def _temperature(options: Mapping[str, Any]) -> float:
-    """Return 0, which is greedy, where nothing is sampled. As in the harness's own models, a temperature above 0 asks
-    for samples where `do_sample` is not given."""
+    """Return 0 for greedy. As in the harness's own models, a temperature implies sampling unless `do_sample` is given."""
     given, is_sampled = options.get("temperature"), options.get("do_sample")
     if is_sampled is None:
         is_sampled = given is not None

@@ -1,7 +1,7 @@
-"""Folder of a trained model for Hugging Face's transformers, which loads it where attnbench is not installed.
+"""Folder of a trained model that Hugging Face's transformers loads without attnbench.
 
 config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json
-modeling_attnbench.py and what it imports, README.md results.csv LICENSE
+modeling_attnbench.py and the files that it imports, README.md results.csv LICENSE
 """
 
 import errno
@@ -44,18 +44,18 @@ MODELING, MIXERS = "attnbench.export.modeling", "attnbench.export.mixers"
 
 
 def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
-    """Make the folder under a name of its own, rename it to its target, and return it.
+    """Export a run to a temporary folder, rename that to its target, and return the target.
 
     Args:
         trained: the settings in the run's config.yaml.
 
     Raises:
-        UserError: a target that is there and not empty, no finished training, weights that are not finite, or a mixer
-            that cannot be exported.
+        UserError: the target is not empty, the training is not finished, weights are not finite, or a mixer cannot be
+        exported.
     """
     run = Path(settings.run).absolute()
     target = run / settings.format if settings.to is None else user_path(settings.to).absolute()
-    there = UserError(f"to={target}: is there already, and is no empty folder; remove it or name another")
+    there = UserError(f"to={target}: exists and is not an empty folder; remove it or name another")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise there
     for mixer in parts_of(trained.mixer).values():
@@ -69,16 +69,15 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
     check_finite(model, checkpoint)
     rows = read_folders([run])
     texts = {
-        **source_files(record.mixers),
+        "config.json": json.dumps(configuration(record), indent=2) + "\n",
+        "generation_config.json": json.dumps(generation(record), indent=2) + "\n",
         **tokenizer_files(tokenizer_of(record)),
-        "config.json": _as_json(configuration(record)),
-        "generation_config.json": _as_json(generation(record)),
         "README.md": model_card(run, trained, record, rows, settings, model.num_parameters()),
         "LICENSE": _licence(),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, because a folder is renamed inside one file system alone; inside one more, because that of
-    # tempfile can be read by its owner alone.
+    # Next to the target, because renaming needs one file system; one level deeper, because only its owner can read
+    # tempfile's folder.
     with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as temporary:
         made = Path(temporary) / settings.format
         made.mkdir()
@@ -92,7 +91,7 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
         for path in [*made.iterdir(), made]:
             sync(path)
         try:
-            # An empty folder gives way. Of two exports to one target the second finds that of the first.
+            # Replaces an empty folder; the second of two concurrent exports fails.
             made.rename(target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -104,20 +103,15 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
 
 
 def _refuse_adapter(mixer: MixerSettings) -> None:
-    """Refuse a mixer that is a layer of somebody else, whose code is not attnbench's to copy."""
     if issubclass(resolve(mixer.target, Mixer), Adapter):
         raise UserError(
-            f"attn={mixer.name}: holds {class_named(mixer)}, a layer of another library, which is not exported; "
+            f"attn={mixer.name}: contains {class_named(mixer)}, a layer of another library, which is not exported; "
             "attnbench's own mixers are"
         )
 
 
 def in_torch(mixer: MixerSettings) -> MixerSettings:
-    """Return the settings of the same function computed by torch alone.
-
-    Raises:
-        UserError: it has no such form.
-    """
+    """Return the settings of the same function in torch; raise UserError if it has no such form."""
     _refuse_adapter(mixer)
     cls = resolve(mixer.target, Mixer)
     options = {**mixer.options, "backend": BACKEND}
@@ -127,21 +121,21 @@ def in_torch(mixer: MixerSettings) -> MixerSettings:
     target = str(same.pop("target"))
     if target == mixer.target or BACKEND not in resolve(target, Mixer).backends:
         raise UserError(
-            f"attn={mixer.name}: {cls.__name__} with these options has {', '.join(cls.backends)} and no form in torch "
-            "alone, which is what an exported model has"
+            f"attn={mixer.name}: {cls.__name__} with these options has {', '.join(cls.backends)} but no form in torch "
+            "alone, which an exported model needs"
         )
     return replace(mixer, target=target, options={**same, "backend": BACKEND})
 
 
 def source_files(mixers: Sequence[MixerSettings]) -> dict[str, str]:
-    """Return the text of every Python file of a model by its name."""
+    """Return the model's Python files, text by name."""
     targets = list(dict.fromkeys(mixer.target for mixer in mixers))
     own = frozenset({"attnbench", *(target.partition(".")[0] for target in targets)})
     return copied_sources({MODELING: read_source(MODELING), MIXERS: _table(targets)}, own)
 
 
 def _table(targets: Sequence[str]) -> str:
-    """Write the module that names the mixers of one model."""
+    """Return the module that names the mixers of one model."""
     names = [target.rpartition(".")[2] for target in targets]
     if len(set(names)) < len(names):
         raise UserError(f"attn: two mixers of one model have the class name {max(names, key=names.count)}; rename one")
@@ -152,7 +146,6 @@ def _table(targets: Sequence[str]) -> str:
 
 
 def configuration(record: ModelRecord) -> dict[str, Any]:
-    """Return the content of config.json, see `AttnbenchConfig`."""
     return {
         "architectures": ["AttnbenchForCausalLM"],
         "auto_map": {
@@ -173,23 +166,19 @@ def configuration(record: ModelRecord) -> dict[str, Any]:
 
 
 def _options(mixer: MixerSettings, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return all that the constructor of a mixer is given."""
+    """Return all arguments of a mixer's constructor."""
     wanted = inspect.signature(resolve(mixer.target, Mixer)).parameters
     return {**{name: value for name, value in sizes.items() if name in wanted}, **mixer.options}
 
 
 def generation(record: ModelRecord) -> dict[str, Any]:
-    """Return the content of generation_config.json: greedy, and never a symbol that stands for no text."""
+    """Return the content of generation_config.json: greedy, without symbols that stand for no text."""
     never = list(range(tokenizer_of(record).num_writable, record.vocabulary_size))
     return {"do_sample": False, **({"suppress_tokens": never} if never else {})}
 
 
-def _as_json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"
-
-
 def _licence() -> str:
-    """Return the licence of the copied code, of the checkout or of the installed package."""
+    """Return the licence, from the checkout or the installed package."""
     path = ROOT / "LICENSE"
     if is_checkout(ROOT) and path.is_file():
         return path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """The command of lm-evaluation-harness with the model `attnbench`: `python -m attnbench.export.lm_eval --model ...`.
 
-The harness looks for models in its own list alone: its command `lm_eval` knows none of another package.
+The harness's own command `lm_eval` has a fixed list of models.
 """
 
 import argparse
@@ -13,17 +13,17 @@ MODEL = "attnbench"
 
 
 def main() -> None:
-    """Run the harness's command line; a mistake is one line."""
+    """Run the harness's command line."""
     if util.find_spec("lm_eval") is None:
         raise SystemExit("error: lm-evaluation-harness is not installed; run: pip install 'lm-eval>=0.4.13,<0.5'")
-    # The list of the harness's own models, which it fills only while it is empty.
+    # The harness fills its list of models only while it is empty.
     import lm_eval.models  # pyright: ignore[reportMissingImports]  # noqa: F401
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.api.registry import model_registry  # pyright: ignore[reportMissingImports]
 
     model_registry.register(MODEL, target="attnbench.export.harness:AttnbenchLM")
     if _leaves_device_open(sys.argv[1:]):
-        # The harness's own default is cuda:0, whether there is one or not.
+        # The harness's default is cuda:0, even without a GPU.
         sys.argv += ["--device", "auto"]
     try:
         cli_evaluate()
@@ -33,7 +33,6 @@ def main() -> None:
 
 
 def _leaves_device_open(words: list[str]) -> bool:
-    """Return whether a command line names our model and no device; a file of settings may name both."""
     parser = argparse.ArgumentParser(add_help=False)
     for names in (["--model", "-M"], ["--device"], ["--config", "-C"]):
         parser.add_argument(*names)

@@ -1,4 +1,4 @@
-"""Mixers of an exported model by the names of their classes; in an exported folder this file names them."""
+"""Mixers of an exported model by class name; an exported folder has its own version of this file."""
 
 from attnbench.mixers.base import Mixer
 

@@ -1,7 +1,6 @@
-"""Language model of attnbench as a model of Hugging Face's transformers: configuration, logits, loss and `generate`.
+"""attnbench's language model for Hugging Face's transformers: configuration, logits, loss and `generate`.
 
-It reads without padding: texts of one batch have one length. Its state, whatever its mixers carry from position to
-position, takes the place of a cache of keys and values.
+Texts of a batch have one length, without padding. The state of the mixers takes the place of a key-value cache.
 """
 
 from typing import Any
@@ -16,23 +15,23 @@ from attnbench.export.mixers import MIXERS
 from attnbench.mixers.base import State
 from attnbench.model.language_model import LanguageModel
 
-FIRST_ROOM = 64
-"""Positions that a new state has room for, beyond those that it reads at once."""
+SPARE_POSITIONS = 64
+"""Positions that a new state has space for, beyond those that it reads at once."""
 
 
 class AttnbenchConfig(PretrainedConfig):
-    """Settings that build the model again.
+    """Settings that build the model.
 
-    The class stands in the file of the model: transformers takes files for the same by what they and the files that
-    they import hold, and looks for the class of a model by the class of its configuration. From a file of its own, the
-    configurations of two models would be one class, and the second model would run the code of the first.
+    In the same file as the model, because transformers compares files by content and finds a model's class by that of
+    its configuration: with a separate file, two exported models would share the configuration and run the first one's
+    code.
 
     Args:
         vocab_size: symbols of the embedding.
         hidden_size: model width.
         feed_forward_width: hidden channels of the SwiGLU; 0 for none.
-        mixers: one a layer, {"class": "GatedDeltaNet", "options": {...}}, with all options of its constructor.
-        trained_length: number of positions of the sequences of the training.
+        mixers: one per layer, {"class": "GatedDeltaNet", "options": {...}}, with all options of its constructor.
+        trained_length: number of positions of training sequences.
     """
 
     model_type = "attnbench"
@@ -49,45 +48,45 @@ class AttnbenchConfig(PretrainedConfig):
         self.vocab_size, self.hidden_size, self.feed_forward_width = vocab_size, hidden_size, feed_forward_width
         self.mixers = mixers or []
         self.num_hidden_layers, self.trained_length = len(self.mixers), trained_length
-        # Embedding and logits share one parameter, so that there are no two to tie.
+        # Embedding and logits share one parameter, so there is nothing to tie.
         super().__init__(**{**kwargs, "tie_word_embeddings": False})
 
 
 class ModelState:
-    """State of every layer after `length` positions, with room for `room` of them; more room is made as it is needed.
+    """State of every layer after `length` positions, with space for `capacity`, which grows as needed.
 
     Args:
-        dtype: of caches; recurrent states are float32 at least.
+        dtype: of caches; recurrent states have at least float32.
     """
 
-    def __init__(self, model: LanguageModel, batch_size: int, room: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: LanguageModel, batch_size: int, capacity: int, dtype: torch.dtype) -> None:
         self.model, self.batch_size, self.dtype = model, batch_size, dtype
-        self.room, self.length = room, 0
-        self.layers: list[State] = model.init_state(batch_size, room, dtype)
+        self.capacity, self.length = capacity, 0
+        self.layers: list[State] = model.init_state(batch_size, capacity, dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of positions read."""
         return self.length
 
-    def make_room(self, num_positions: int) -> None:
-        """Make room for so many more positions: a longer cache begins with what the shorter one holds."""
-        if self.length + num_positions <= self.room:
+    def reserve(self, num_positions: int) -> None:
+        """Make space for this many more positions."""
+        if self.length + num_positions <= self.capacity:
             return
-        self.room = max(2 * self.room, self.length + num_positions)
-        longer = self.model.init_state(self.batch_size, self.room, self.dtype)
+        self.capacity = max(2 * self.capacity, self.length + num_positions)
+        longer = self.model.init_state(self.batch_size, self.capacity, self.dtype)
         for layer, before in zip(longer, self.layers, strict=True):
             for tensor, short in zip(layer, before, strict=True):
                 tensor[tuple(slice(size) for size in short.shape)] = short
         self.layers = longer
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Go on with these sequences of the batch, as a beam search asks; a tensor of one axis is a position."""
+        """Select sequences of the batch for beam search; tensors with one axis are positions."""
         for tensor in (tensor for layer in self.layers for tensor in layer if tensor.dim() > 1):
             tensor.copy_(tensor.index_select(0, beam_idx.to(tensor.device)))
 
 
 class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
-    """Language model with the weights of a training by attnbench; without them there is none."""
+    """Language model with the weights of a training by attnbench."""
 
     config_class = AttnbenchConfig
     base_model_prefix = "model"
@@ -104,7 +103,7 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Refuse weights that no file has given, which transformers would fill with random numbers."""
+        """Refuse missing weights, which transformers would initialize at random."""
         missing = [
             name
             for name, parameter in module.named_parameters(recurse=False)
@@ -124,20 +123,16 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        raise NotImplementedError("the embedding gives the logits too, and cannot be exchanged")
+        raise NotImplementedError("the embedding also gives the logits and cannot be exchanged")
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Return the embedding, whose size is that of the vocabulary of the training.
-
-        Raises:
-            NotImplementedError: another size, before anything is changed.
-        """
+        """Return the embedding; raise NotImplementedError for another size than the vocabulary's."""
         size = self.config.vocab_size
         if (new_num_tokens or size) != size or size % (pad_to_multiple_of or 1):
             raise NotImplementedError(
-                f"resize_token_embeddings: the model has the {size} symbols of its training, and takes no others"
+                f"resize_token_embeddings: the model has the {size} symbols of its training and takes no others"
             )
         return self.get_input_embeddings()
 
@@ -157,18 +152,16 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         """Return logits (B, T, vocabulary), or those of the last `logits_to_keep` positions.
 
         Args:
-            input_ids: (B, T); with a state, the tokens that follow those in the state.
+            input_ids: (B, T); with a state, the tokens after those in the state.
             attention_mask: all ones, or None.
-            past_key_values: state of this model, updated in place and returned; with None and `use_cache` a new one is
-                made.
+            past_key_values: state of this model, updated in place and returned; with None and `use_cache`, a new one.
             inputs_embeds: (B, T, hidden_size) in place of `input_ids`.
-            labels: (B, T), such as `input_ids`: the loss is the mean over each position's next label, without those
-                that are -100.
-            logits_to_keep: or the positions themselves, (L,).
-            output_attentions, output_hidden_states: not available; true is refused.
+            labels: (B, T), such as `input_ids`: the loss is the mean over next labels, without those that are -100.
+            logits_to_keep: a number, or positions (L,).
+            output_attentions, output_hidden_states: not available.
 
         Raises:
-            ValueError: padding, another model's state, or an output that the model does not have.
+            ValueError: padding, another model's state, or an unavailable output.
         """
         if input_ids is not None and inputs_embeds is None:
             x_BTD = self.model.embed(input_ids)
@@ -178,17 +171,17 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("input_ids, inputs_embeds: give one of the two")
         if output_attentions or output_hidden_states:
             name = "output_attentions" if output_attentions else "output_hidden_states"
-            raise ValueError(f"{name}=True: the model returns logits, loss and state alone; leave it out")
+            raise ValueError(f"{name}=True: the model returns only logits, loss and state; leave it out")
         if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError("attention_mask: has zeros, and the model reads no padding; give texts of one length")
+            raise ValueError("attention_mask: has zeros, but the model reads no padding; give texts of one length")
         if past_key_values is not None and not isinstance(past_key_values, ModelState):
             kind = type(past_key_values).__name__
             raise ValueError(f"past_key_values: is a {kind}; give past_key_values of an earlier output, or None")
         (batch_size, length, _), positions_BL = x_BTD.shape, None
         if past_key_values is None and use_cache:
-            past_key_values = ModelState(self.model, batch_size, length + FIRST_ROOM, self.dtype)
+            past_key_values = ModelState(self.model, batch_size, length + SPARE_POSITIONS, self.dtype)
         if past_key_values is not None:
-            past_key_values.make_room(length)
+            past_key_values.reserve(length)
         if past_key_values is not None and length == 1:
             logits_BC, past_key_values.layers = self.model.step_from(x_BTD[:, 0], past_key_values.layers)
             logits_BTC = logits_BC[:, None]
@@ -210,7 +203,6 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _positions(logits_to_keep: int | Tensor, length: int) -> Tensor:
-    """Return the positions whose logits are wanted, (L,)."""
     if isinstance(logits_to_keep, Tensor):
         return logits_to_keep
     return torch.arange(max(length - logits_to_keep, 0), length)

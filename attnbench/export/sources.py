@@ -1,11 +1,11 @@
-"""Source files of a model that is exported: of the package's own files, the definitions that it runs.
+"""Source files of an exported model: the definitions of the package that it runs.
 
-From the classes of a model on, every name that a definition uses is followed to where it is defined. Of an nn.Module
-the methods are copied whose names anything copied mentions, and those that override torch's. A definition whose torch
-form is the whole of it is copied as it stands, comments and all; a statement with branches for kernels is written anew.
+Names used in a definition are followed to their own definitions, from the classes of the model on. Of an nn.Module,
+methods are copied if copied code mentions their name or torch defines it. A definition that equals its torch form is
+copied with its comments; others are written anew.
 
-The files lie side by side, attnbench/ops/common/scan.py as ops_common_scan.py, with relative imports: that is what the
-loader of transformers finds.
+The files are in one folder, attnbench/ops/common/scan.py as ops_common_scan.py, with relative imports, as the loader of
+transformers expects.
 """
 
 import ast
@@ -25,16 +25,15 @@ from attnbench.settings.errors import UserError
 
 ROOT = "attnbench"
 WHOLE = "attnbench.export."
-"""Modules that are written to be exported, and are copied with all their methods."""
+"""Modules written for export, which are copied with all their methods."""
 HEADER, LICENSED = "# {}, as far as this model runs it.", " attnbench's, under the MIT licence: see LICENSE."
 
 
 class Group:
-    """A definition of a file or of a class, with the string that documents it, and its torch form.
+    """A definition in a file or class, with the string that documents it, and its torch form.
 
     Args:
-        statements: one, or an assignment and its string.
-        is_member: of a class; a class there is copied as a whole.
+        is_member: of a class; a class inside a class is copied as a whole.
     """
 
     def __init__(self, statements: list[ast.stmt], form: TorchForm, *, is_member: bool = False) -> None:
@@ -47,7 +46,7 @@ class Group:
 
     @functools.cached_property
     def registers_at(self) -> str | None:
-        """Name of the definition of this file at which it registers something: `scan` of `@scan.register_fake`."""
+        """Name of the definition at which it registers something: `scan` in `@scan.register_fake`."""
         first = self.statements[0]
         calls = first.decorator_list if isinstance(first, ast.FunctionDef) else [getattr(first, "value", None)]
         for call in calls if not self.names else []:
@@ -66,7 +65,7 @@ class Source:
         self.docstring = statements[0] if ast.get_docstring(ast.Module(statements, [])) is not None else None
         self.groups = [Group(statements, self.form) for statements in grouped(statements)]
         self.imports = dict(imports_of(statements, name))
-        # Those of copied modules in functions stand above them in the copy.
+        # The copy imports copied modules at its top, rather than in functions.
         for local, source in imports_of(self.form.own_imports, name):
             if self.imports.setdefault(local, source) != source:
                 raise UserError(f"{name}: imports two things as {local}, so it cannot be exported; rename one")
@@ -79,11 +78,11 @@ class Source:
         self.called: dict[str, frozenset[str] | None] = {}
 
     def is_kept(self, group: Group, names: set[str]) -> bool:
-        """True for a definition that is needed, and for what registers something at one."""
+        """True for a needed definition, or a registration at one."""
         return any(name in names for name in group.names) or group.registers_at in names
 
     def torch_form(self, group: Group, mentioned: set[str]) -> list[ast.stmt]:
-        """Return what is copied of a group, of an nn.Module with those members alone that something needs."""
+        """Return the copy of a group; of an nn.Module, only with needed members."""
         if group.cls is None:
             return group.changed
         trimmed = copy.copy(group.cls)
@@ -98,7 +97,7 @@ class Source:
         return [it for it in group.members if not it.names or any(name in mentioned | called for name in it.names)]
 
     def _called_by_torch(self, class_name: str) -> frozenset[str] | None:
-        """Return the names that a module's bases from outside have; None for what is no nn.Module."""
+        """Return the names of a module's outside bases; None for classes that are not modules."""
         if class_name not in self.called:
             is_whole = self.name.startswith(WHOLE)
             cls = object if is_whole else getattr(importlib.import_module(self.name), class_name)
@@ -108,11 +107,11 @@ class Source:
         return self.called[class_name]
 
     def text(self, names: set[str], mentioned: set[str], flat: dict[str, str]) -> str:
-        """Return the file as it is exported.
+        """Return the exported file.
 
         Args:
-            names: definitions of this file that are needed.
-            flat: name of each copied module to that of its file.
+            names: needed definitions of this file.
+            flat: file name by copied module.
         """
         kept = [group for group in self.groups if self.is_kept(group, names)]
         used = names_in([it for group in kept for it in self.torch_form(group, mentioned)]) - set(self.definitions)
@@ -123,7 +122,7 @@ class Source:
         return "\n".join([*head, "", *self._import_lines(used, flat), *written]) + "\n"
 
     def _import_lines(self, used: set[str], flat: dict[str, str]) -> list[str]:
-        """Return the imports of some names, one line a module, those of copied files last."""
+        """Return the imports of these names, copied files last."""
         lines, named = [], dict[str, list[str]]()
         for local, (module, name) in self.imports.items():
             if local not in used:
@@ -140,7 +139,7 @@ class Source:
         return lines
 
     def _written(self, group: Group, mentioned: set[str]) -> list[str]:
-        """Return the lines of a definition, with the empty lines and comments above it."""
+        """Return the lines of a definition, with empty lines and comments above it."""
         first = group.statements[0]
         if group.cls is None:
             return [line for statement in group.changed for line in self._statement(statement, first.col_offset)]
@@ -149,7 +148,7 @@ class Source:
         return [*self._above(first), *head, *(itertools.chain(*members) if members else ["    pass"])]
 
     def _statement(self, statement: ast.stmt, indent: int) -> list[str]:
-        """Return the lines of a statement: as it stands in the file where it is there, otherwise written anew."""
+        """Return the lines of a statement, copied if it is in the file, otherwise written anew."""
         is_new = not hasattr(statement, "lineno")
         original = (
             None if is_new else self.statements.get((type(statement), first_line(statement), statement.col_offset))
@@ -181,14 +180,14 @@ class Source:
 
 
 def copied_sources(roots: dict[str, str], own: frozenset[str]) -> dict[str, str]:
-    """Return the files of a model, by their names.
+    """Return the files of a model by name.
 
     Args:
-        roots: text of modules that are copied as a whole, by name: `attnbench.export.modeling`.
-        own: roots of the packages that are copied.
+        roots: text by name of modules that are copied as a whole: `attnbench.export.modeling`.
+        own: root packages that are copied.
 
     Raises:
-        UserError: a definition imports what an exported model may not have, outside a function.
+        UserError: a definition imports something forbidden outside a function.
     """
     sources = {name: Source(name, text, own) for name, text in roots.items()}
     wanted = {name: set(source.definitions) for name, source in sources.items()}
@@ -218,11 +217,11 @@ def _source(module: str, sources: dict[str, Source], own: frozenset[str]) -> Sou
 
 
 def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str, str | None]:
-    """Return where an imported name is defined, and have it imported from there: a file that only passes it on, with
-    none of its own definitions needed, is not copied.
+    """Return the module that defines an imported name, and import it from there, so that files that only pass it on are
+    not copied.
 
     Raises:
-        UserError: what is imported may not be, or cannot be found.
+        UserError: the import is forbidden or cannot be resolved.
     """
     module, name_there = source.imports[name]
     own, full_name = source.form.own, module if name_there is None else f"{module}.{name_there}"
@@ -246,18 +245,14 @@ def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str,
 
 
 def file_of(module: str) -> str:
-    """Return the name of a module's copy: `ops_common_scan` of `attnbench.ops.common.scan`."""
+    """Return the name of a module's copy, as `ops_common_scan`."""
     if module.startswith(WHOLE):
         return f"{module.removeprefix(WHOLE)}_{ROOT}"
     return module.removeprefix(f"{ROOT}.").replace(".", "_")
 
 
 def read_source(module: str) -> str:
-    """Return the source of a module without running it.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Return the source of a module without running it; raise UserError if it has none."""
     spec = importlib.util.find_spec(module)
     path = Path(spec.origin if spec is not None and spec.origin is not None else "")
     if path.suffix != ".py":

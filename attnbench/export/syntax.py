@@ -1,4 +1,4 @@
-"""Syntax trees of source files: what they name, import and define, and where their statements stand."""
+"""Syntax trees of source files: names, imports, definitions and positions."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -6,12 +6,11 @@ from importlib.util import resolve_name
 
 
 def names_in(statements: Sequence[ast.AST]) -> set[str]:
-    """Return every name in some statements."""
     return {node.id for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name)}
 
 
 def attributes_in(statements: Sequence[ast.AST]) -> set[str]:
-    """Return every attribute that some statements mention, `getattr(x, "name")` included."""
+    """Return all attributes in these statements, including `getattr(x, "name")`."""
     found = set()
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, ast.Attribute):
@@ -22,11 +21,7 @@ def attributes_in(statements: Sequence[ast.AST]) -> set[str]:
 
 
 def imports_of(statements: Sequence[ast.stmt], module: str) -> Iterator[tuple[str, tuple[str, str | None]]]:
-    """Yield each imported name, with the module that it comes from and its name there; None for the module itself.
-
-    Args:
-        module: that the statements are of, for relative imports.
-    """
+    """Yield each imported name with its module and its name there (None for the module itself)."""
     for statement in statements:
         if isinstance(statement, ast.Import):
             for alias in statement.names:
@@ -38,7 +33,7 @@ def imports_of(statements: Sequence[ast.stmt], module: str) -> Iterator[tuple[st
 
 
 def grouped(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-    """Return the statements one by one, an assignment together with the string that documents it."""
+    """Return the statements, with assignments and the strings that document them together."""
     groups: list[list[ast.stmt]] = []
     for statement in statements:
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
@@ -50,7 +45,7 @@ def grouped(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
 
 
 def defined(statement: ast.stmt) -> list[str]:
-    """Return the names that a statement defines; none for a call, or for a function that nobody calls by its name."""
+    """Return the names that a statement defines; none for calls and functions named `_`."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return [statement.name] if statement.name != "_" else []
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
@@ -58,11 +53,11 @@ def defined(statement: ast.stmt) -> list[str]:
 
 
 def moved(lines: list[str], shift: int) -> list[str]:
-    """Return lines moved to the right, or to the left where the shift is below 0."""
+    """Indent lines by `shift`, which may be negative."""
     return [(" " * shift + line if shift > 0 else line[-shift:]) if line.strip() else line for line in lines]
 
 
 def first_line(statement: ast.stmt) -> int:
-    """Return the line that a statement begins on, with its decorators."""
+    """Return the first line of a statement, with its decorators."""
     decorators = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])

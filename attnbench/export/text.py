@@ -1,4 +1,4 @@
-"""Text as the tokens of a trained model, and what a text costs beyond its tokens."""
+"""Texts as tokens of a trained model, and the cost of unknown characters."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from attnbench.data.tokenizer import Tokenizer
 
 BYTE_NATS = math.log(256)
-"""Nats of one of 256 bytes that are equally likely."""
+"""Nats of one of 256 equally likely bytes."""
 
 FIRST_CONTEXTS = ("\n", " ")
 
@@ -20,8 +20,8 @@ def encode(tokenizer: Tokenizer, text: str) -> Tensor:
 
 
 def split(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[Tensor, Tensor]:
-    """Return the tokens of a context and of its continuation: those of both together, of which the ones that the
-    context has by itself come first. A piece of a word that lies across is the continuation's."""
+    """Return the tokens of a context and of its continuation, split where the joint tokens differ from the context's
+    own; a piece across the boundary belongs to the continuation."""
     alone_T, whole_T = encode(tokenizer, context), encode(tokenizer, context + continuation)
     size = min(len(alone_T), len(whole_T))
     num_common = int((alone_T[:size] == whole_T[:size]).long().cumprod(0).sum())
@@ -29,17 +29,16 @@ def split(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[Tensor
 
 
 def extra_nats(tokenizer: Tokenizer, text: str) -> float:
-    """Return the nats of a text beyond those of its tokens: of each byte of UTF-8 that no token stands for.
+    """Return the nats of a text beyond those of its tokens: log 256 for each byte without a token.
 
-    Those are the bytes of unknown characters, each an unknown symbol, by which a text says that a character follows
-    byte by byte: so every text has a probability, and those of all texts sum up to at most 1.
+    These are the bytes of unknown characters; with them the probabilities of all texts sum up to at most 1.
     """
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     return BYTE_NATS * int(num_bytes - tokenizer.num_bytes_V[tokenizer.encode(text)].sum())
 
 
 def first_context(tokenizer: Tokenizer) -> str:
-    """Return the text before the first character of a document: a line feed, where the tokenizer does not know it a
-    space, without either the unknown symbol."""
+    """Return the text before the first character of a document: a line feed, a space, or the unknown symbol, whichever
+    is known first."""
     unknown = tokenizer.decode([tokenizer.size - 1])
     return next((text for text in FIRST_CONTEXTS if not extra_nats(tokenizer, text)), unknown)

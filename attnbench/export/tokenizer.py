@@ -1,4 +1,4 @@
-"""Tokenizer files that Hugging Face's AutoTokenizer loads, without code of ours."""
+"""Tokenizer files for Hugging Face's AutoTokenizer, without our code."""
 
 import json
 from typing import Any
@@ -8,8 +8,8 @@ from attnbench.data.tokenizer import Characters, Tokenizer
 from attnbench.settings.errors import UserError
 
 OTHERWISE = tuple(map(chr, range(0xE000, 0xF900)))
-"""Names of the unknown symbol where its own is a character of the corpus: of private use, one character each, so that
-every text has the same tokens."""
+"""Names of the unknown symbol if the corpus contains its own: characters for private use, so that every text has the
+same tokens."""
 
 EMPTY = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
@@ -23,11 +23,10 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the text of each file of a tokenizer by its name."""
     content = content_of(tokenizer)
     unknown = content["model"].get("unk_token")
-    # Libraries ask for these: lm-evaluation-harness reads a text without context behind the first, and stops at the
-    # second. The unknown symbol is the one that is never written.
+    # lm-evaluation-harness needs the first as context of a text without one and stops at the second; the unknown symbol
+    # is never written.
     special = {} if unknown is None else dict.fromkeys(SPECIAL, unknown)
     return {
         "tokenizer.json": json.dumps(content, ensure_ascii=False, indent=1) + "\n",
@@ -36,11 +35,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def content_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the content of tokenizer.json, which gives the same tokens for every text in UTF-8.
-
-    Raises:
-        UserError: a tokenizer of another kind.
-    """
+    """Return the content of tokenizer.json; raise UserError for an unknown kind of tokenizer."""
     if isinstance(tokenizer, Bpe):
         return tokenizer.content
     if isinstance(tokenizer, Characters):
@@ -56,7 +51,7 @@ def _characters(tokenizer: Characters) -> dict[str, Any]:
     tokens = {symbol: token for token, symbol in enumerate([*characters, unknown])}
     return {
         **EMPTY,
-        # A piece a character, line ends included.
+        # One piece per character, including line ends.
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
         "post_processor": None,
         "decoder": {"type": "Fuse"},
@@ -65,7 +60,7 @@ def _characters(tokenizer: Characters) -> dict[str, Any]:
 
 
 def _bytes() -> dict[str, Any]:
-    """Byte-pair encoding without a pair."""
+    """Byte-pair encoding without pairs."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         **EMPTY,

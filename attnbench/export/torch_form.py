@@ -1,7 +1,7 @@
-"""Syntax trees of the torch form of our code: what is left of a function where there are no kernels.
+"""Syntax trees of the torch form of our code: the parts of a function that run without kernels.
 
-A layer asks `on_kernels`, a mixer has its `backend`: both are known here, False and "torch", and the branches that they
-rule out are gone. What imports a kernel or a library all the same raises instead.
+`on_kernels` is known to be False and `backend` to be "torch"; branches that these exclude are removed. Imports of
+kernels and libraries become errors.
 """
 
 import ast
@@ -12,7 +12,7 @@ BACKEND = "torch"
 KERNELS = "triton"
 """Name of the packages of ops/ that hold Triton kernels."""
 LIBRARIES = ("torch", "transformers")
-"""Roots of what an exported file may import, beside Python's own library."""
+"""Packages that an exported file may import, in addition to Python's own library and copied modules."""
 BLOCKS = ("body", "orelse", "finalbody")
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 REFUSAL = "raise RuntimeError('an exported model computes in torch alone')"
@@ -20,16 +20,16 @@ NAMESPACE = "attnbench::"
 
 
 class TorchForm(ast.NodeTransformer):
-    """Rewriting of a definition to its torch form.
+    """Conversion of a definition to its torch form.
 
     Args:
-        own: roots of packages whose modules are copied, attnbench among them.
+        own: root packages whose modules are copied.
     """
 
     def __init__(self, own: frozenset[str]) -> None:
         self.own = own
         self.own_imports: list[ast.stmt] = []
-        """Imports of copied modules that stood in functions, and are left out there."""
+        """Imports of copied modules, moved out of functions."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -73,8 +73,8 @@ class TorchForm(ast.NodeTransformer):
         return node.body if node.test.value else node.orelse
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """Name an operator after the module that holds its copy: two operators of one name would be one. In hexadecimal
-        digits, as the module's name has that of the user's folder in it, which may be any."""
+        """Name operators after the module that contains their copy, because names must be unique; in hexadecimal
+        digits, because the module's name contains the user's folder."""
         if not isinstance(node.value, str) or not node.value.startswith(NAMESPACE):
             return node
         name = node.value.removeprefix(NAMESPACE)
@@ -90,7 +90,7 @@ class TorchForm(ast.NodeTransformer):
         return node
 
     def _cut(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Leave out what is never reached, and refuse where a kernel or a library is imported."""
+        """Remove unreachable statements, and replace imports of kernels and libraries by an error."""
         kept: list[ast.stmt] = []
         for statement in statements:
             names = imported(statement)
@@ -105,7 +105,7 @@ class TorchForm(ast.NodeTransformer):
         return kept or [ast.Pass()]
 
     def may_import(self, module: str) -> bool:
-        """True for a module that an exported file may import, or that is copied."""
+        """True for modules that are copied or may be imported by an exported file."""
         root = module.partition(".")[0]
         return KERNELS not in module.split(".") and (
             root in self.own or root in LIBRARIES or root in sys.stdlib_module_names
@@ -113,7 +113,6 @@ class TorchForm(ast.NodeTransformer):
 
 
 def imported(statement: ast.stmt) -> list[str]:
-    """Return the modules that an import statement names."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
     if isinstance(statement, ast.ImportFrom) and not statement.level:

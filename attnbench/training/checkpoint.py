@@ -1,14 +1,11 @@
-"""State of a training between two steps, and checkpoints of it, each whole or not there.
+"""The state of a training between two steps, and its checkpoints, which are written completely or not at all.
 
     checkpoint/
-      step-00000640/   config.json weights.safetensors optimizer.safetensors state.json   resumes; the last two are kept
+      step-00000640/   config.json weights.safetensors optimizer.safetensors state.json   to resume; the last two stay
       best-00000640/   config.json weights.safetensors state.json                         lowest validation loss
-      final/           the same, when the training is complete
+      final/           the same, after the last step
 
-Other files there, a copy step-00000640.bak or step-00000640/notes.txt say, are the user's: neither read nor removed.
-
-Each is written beside, synced, then renamed, so that the one before it still loads where a write is cut off.
-model/stored.py writes and reads the files of one.
+Other files there are the user's and are neither read nor removed. model/stored.py has the format of a checkpoint.
 """
 
 import re
@@ -38,55 +35,50 @@ from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
 
 KEPT = 2
-"""Number of states to resume from that stay."""
+"""Number of states to resume from."""
 FIRST_COUNTERS = ("step", "seconds", "best_step", "best_nats")
 COUNTERS = (
     *(*FIRST_COUNTERS, "shared_device", "num_devices", "num_metrics_rows", "validation_due"),
     *("last_step", "passed_step", "reached_step"),
 )
-"""Fields of TrainState in state.json; the first checkpoints of this format have FIRST_COUNTERS alone."""
+"""Fields of TrainState in state.json; old checkpoints have only FIRST_COUNTERS."""
 MOMENTS = ("first_moment", "second_moment", "update_count")
 """Fields of TrainState in optimizer.safetensors."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Everything that a training step reads and writes."""
+    """State of a training between steps."""
 
     model: LanguageModel
     first_moment: dict[str, Tensor]
     second_moment: dict[str, Tensor]
     update_count: dict[str, Tensor]
-    """Updates that each parameter has had, as float32 scalars on its device: the fused optimizer counts them there."""
+    """Updates of each parameter, float32 scalars on its device, where the fused optimizer counts them."""
     step: int = 0
     seconds: float = 0.0
-    """Spent in training steps alone, over all sittings."""
+    """Time in training steps, over all processes that trained it."""
     shared_device: bool = False
-    """Others ran on the device during one of the sittings, or these had several numbers of devices: the seconds are no
-    speed."""
+    """The device was shared, or the number of devices changed: the seconds are not a speed."""
     num_devices: int = 1
-    """Those of the last sitting."""
+    """Devices of the latest process."""
     best_step: int = 0
     best_nats: float | None = None
-    """Validation nats a character at `best_step`."""
+    """Validation nats per character at `best_step`."""
     num_metrics_rows: int | None = None
-    """Rows of metrics.jsonl when this was last kept; None where a former version kept it."""
+    """Rows of metrics.jsonl at the last checkpoint; None in old checkpoints."""
     validation_due: bool = False
-    """A signal cut off the validation of this step."""
+    """A signal interrupted the validation of this step."""
     last_step: int | None = None
-    """Last step of a training that ends before all of its steps are made; None where no rule has ended it."""
+    """Last step of a training that stops early."""
     passed_step: int | None = None
-    """First of the last checks in a row that passed a probe's threshold; None where the last one did not."""
+    """First step of the current row of checks above a probe's threshold."""
     reached_step: int | None = None
-    """First of the first two checks in a row that passed it."""
+    """First step of the first two consecutive checks above it."""
 
     @classmethod
     def fresh(cls, model: LanguageModel) -> "TrainState":
-        """The state before the first step.
-
-        Raises:
-            UserError: on a CPU there is not enough memory for it and for the gradients.
-        """
+        """Return the state before the first step; raise UserError if a CPU lacks memory for it and its gradients."""
         parameters = dict(model.named_parameters())
         if model.embedding.weight.device.type == "cpu":
             check_free(3 * num_bytes(model), f"gradients and moments of {model.num_parameters():,} weights")
@@ -98,12 +90,10 @@ class TrainState:
         )
 
     def end(self, num_steps: int) -> int:
-        """Return the last step, of at most `num_steps`."""
         return num_steps if self.last_step is None else self.last_step
 
     def num_updates(self) -> int:
-        """Return how many steps changed the weights: all that have a gradient at once, as where one is not finite none
-        does. A weight that never has one is not updated."""
+        """Return the number of steps that changed the weights; a non-finite gradient skips the whole step."""
         return int(torch.stack([*self.update_count.values()]).max())
 
     def counters(self) -> dict[str, Any]:
@@ -111,7 +101,7 @@ class TrainState:
 
 
 def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
-    """Keep a state to resume from, and drop all but the last two, and the best weights that neither refers to."""
+    """Keep a state to resume from; remove all but the last two, and best weights that neither refers to."""
     optimizer = {f"{kind}/{name}": tensor for kind in MOMENTS for name, tensor in getattr(state, kind).items()}
     _write(folder / f"{STEP}-{state.step:08d}", state, record, optimizer)
     for kind in (STEP, BEST):
@@ -120,12 +110,11 @@ def save_step(folder: Path, state: TrainState, record: ModelRecord) -> None:
 
 
 def save_best(folder: Path, state: TrainState, record: ModelRecord) -> None:
-    """Keep the weights of the lowest validation loss so far."""
     _write(folder / f"{BEST}-{state.step:08d}", state, record)
 
 
 def save_final(folder: Path, state: TrainState, record: ModelRecord) -> None:
-    """Mark the training complete, and drop what only a resume would need."""
+    """Mark the training as finished; remove what only resuming needs."""
     _write(folder / "final", state, record)
     for old in [*kept(folder, STEP), *kept(folder, BEST)]:
         if old.name != f"{BEST}-{state.best_step:08d}":
@@ -133,28 +122,26 @@ def save_final(folder: Path, state: TrainState, record: ModelRecord) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """Remove the checkpoints of a training that is to be run again."""
     for old in [folder / "final", *kept(folder, STEP), *kept(folder, BEST)]:
         if old.exists():
             remove_checkpoint(old)
 
 
 def kept(folder: Path, kind: str) -> list[Path]:
-    """List the checkpoints of a kind, STEP or BEST, the oldest first."""
+    """List the checkpoints of a kind, STEP or BEST, oldest first."""
     paths = [path for path in folder.glob(f"{kind}-*") if re.fullmatch(rf"{kind}-{NUMBER}", path.name)]
     return sorted(paths, key=lambda path: int(path.name.partition("-")[2]))
 
 
 def is_final(folder: Path) -> bool:
-    """True where the training that writes here is complete, be its checkpoint damaged or not."""
     return (folder / "final").exists()
 
 
 def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
-    """Load the newest state in the folder into `model`; None where there is none.
+    """Load the newest state in the folder into `model`, if there is one.
 
     Raises:
-        UserError: it is torn or altered; the message names the file and the older checkpoint that can be used.
+        UserError: it is damaged; the message names the file and an older checkpoint.
     """
     steps = kept(folder, STEP)
     if not steps:
@@ -164,7 +151,7 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
         content, weights, optimizer = read_files(steps[-1])
         counters = _counters(steps[-1], content)
     except UserError as error:
-        # Without another state the whole run: a best checkpoint that is left would count as one of the new training.
+        # Without another state, delete the run: a remaining best checkpoint would count as the new training's.
         way_out = f"no older state is kept; delete {folder.parent}, and the same command trains from the start"
         if len(steps) > 1:
             way_out = f"delete {steps[-1]} to resume from {steps[-2].name}"
@@ -179,17 +166,12 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
 
 
 def load_counters(folder: Path) -> dict[str, Any]:
-    """Read the COUNTERS of a checkpoint.
-
-    Raises:
-        UserError: its state.json is missing, torn or altered.
-    """
+    """Read the COUNTERS of a checkpoint; raise UserError if its state.json is damaged."""
     with naming_the_way_out(folder):
         return _counters(folder, read_state(folder)[0])
 
 
 def _counters(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Take the counters out of state.json, their names, types and signs checked."""
     path, counters = folder / "state.json", {name: content[name] for name in COUNTERS if name in content}
     try:
         check_options(TrainState, counters, given=[entry.name for entry in fields(TrainState)], group="")
@@ -204,14 +186,7 @@ def _counters(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_of(run: Path, which: str) -> Path:
-    """Return the folder of a finished training's checkpoint.
-
-    Args:
-        which: final, or best: that of the lowest validation loss.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the folder of a finished training's checkpoint, `final` or `best`; raise UserError if there is none."""
     folder = run / "checkpoint"
     if not is_final(folder):
         raise UserError(
@@ -221,11 +196,7 @@ def checkpoint_of(run: Path, which: str) -> Path:
 
 
 def best_folder(folder: Path) -> Path:
-    """The checkpoint of the lowest validation loss.
-
-    Raises:
-        UserError: there is none; the final one under its name would be another model.
-    """
+    """Return the checkpoint of the lowest validation loss; raise UserError if there is none."""
     best = kept(folder, BEST)
     if not best:
         raise UserError(f"{folder}: has no best-* checkpoint; rerun=true trains again")
@@ -233,10 +204,10 @@ def best_folder(folder: Path) -> Path:
 
 
 def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:
-    """Write a checkpoint folder under another name, state.json last, sync it, and rename it."""
-    # Without parents: a run whose folder is gone must not leave a checkpoint alone in a new one.
+    """Write a checkpoint under another name, state.json last, sync it, and rename it."""
+    # Without parents: if the run's folder is gone, do not create one that contains only a checkpoint.
     target.parent.mkdir(exist_ok=True)
-    # What a run that was killed left half written or half removed: it may never come to the same step again.
+    # Half-written or half-removed checkpoints of a killed run, which may never reach their step again.
     for stale in target.parent.glob(".*"):
         if UNFINISHED.fullmatch(stale.name):
             remove_checkpoint(stale)
@@ -245,7 +216,7 @@ def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict
     try:
         write_files(beside, state.model, record, state.counters(), optimizer)
     except OSError:
-        # On a full disk what was written so far is in the way.
+        # Free the space on a full disk.
         shutil.rmtree(beside, ignore_errors=True)
         raise
     if target.exists():

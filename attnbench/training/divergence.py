@@ -1,4 +1,4 @@
-"""Search for the first number of a diverged training that was not finite: its step and its layer."""
+"""Locate the first non-finite number of a diverged training: its step and its layer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +22,10 @@ def located(
     precision: str,
     checkpoints: Path,
 ) -> DivergedError:
-    """Add to the error the step and the layer, and the last checkpoint, whose weights are all finite.
+    """Add the step, the layer and the last checkpoint to the error.
 
-    Where an update would not have been finite it was left out, so the weights are still those of the last good step:
-    the steps since the loss was last read are looked at once more, uncompiled.
+    Non-finite updates are skipped, so the weights are those of the last good step: the steps since the loss was last
+    read are computed again, uncompiled.
     """
     culprits = ((step, first_not_finite(state.model, batches(step), settings, precision)) for step in error.steps)
     step, culprit = next(((step, culprit) for step, culprit in culprits if culprit is not None), (None, None))
@@ -37,11 +37,7 @@ def located(
 
 
 def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, precision: str) -> str | None:
-    """Name the first of a step not to be finite: a weight, a module's output, the loss, or a weight's gradient.
-
-    Returns:
-        None where everything is finite.
-    """
+    """Name the first non-finite weight, output of a module, loss or gradient of a step, if there is one."""
     culprits: list[str] = []
     handles = []
     for name, parameter in model.named_parameters():
@@ -59,25 +55,25 @@ def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, pr
         return culprits[0]
     if not _is_finite(loss):
         return "the loss"
-    # Each finite, and too large together.
+    # Finite gradients may have an infinite norm.
     norm = torch.nn.utils.get_total_norm(list(gradients.values()))
     return None if _is_finite(norm) else "the norm of all gradients"
 
 
 def _output_hook(name: str, culprits: list[str]) -> Callable[..., None]:
-    def look(module: nn.Module, given: Any, output: Any) -> None:
+    def check(module: nn.Module, given: Any, output: Any) -> None:
         if not all(_is_finite(x) for x in tree_leaves(output) if isinstance(x, Tensor)):
             culprits.append(f"the output of {name}")
 
-    return look
+    return check
 
 
 def _gradient_hook(name: str, culprits: list[str]) -> Callable[[Tensor], None]:
-    def look(parameter: Tensor) -> None:
+    def check(parameter: Tensor) -> None:
         if parameter.grad is not None and not _is_finite(parameter.grad):
             culprits.append(f"the gradient of {name}")
 
-    return look
+    return check
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Every rank but 0 in a training by several processes: it takes its share of the steps, and writes nothing."""
+"""Ranks other than 0 of a training by several processes: they compute their share of each step and write nothing."""
 
 import traceback
 from dataclasses import replace
@@ -20,12 +20,9 @@ from attnbench.training.step import StepReport
 def follow(group: Group, settings: RunSettings) -> None:
     """Take part in every training of one job of rank 0.
 
-    Args:
-        settings: the job's, with the setting `device` that rank 0 has.
-
     Raises:
         Interrupted: rank 0 has ended the command.
-        LostError: another process has ended; said on standard error, as is any other error.
+        LostError: another process has ended; like all errors, it is printed to standard error.
     """
     try:
         if group.backend == "nccl":
@@ -40,14 +37,13 @@ def follow(group: Group, settings: RunSettings) -> None:
     except Exception as error:
         group.is_lost = True
         text = mendable(error)
-        # Of what is no user's mistake the way there is worth more than one line.
+        # Other errors than a user's mistake need their traceback.
         text = printable(f"error: {text}") if text is not None else traceback.format_exc()
         speak(f"process {group.rank} of {group.size}: {text}")
         raise
 
 
 def _take_part(group: Group, settings: RunSettings, config_hash: str) -> None:
-    """Train along from the state that rank 0 has to the last step that it makes."""
     stop = StopRequest(announced=False)
     with stop.listening():
         try:
@@ -61,7 +57,7 @@ def _take_part(group: Group, settings: RunSettings, config_hash: str) -> None:
         except LostError:
             if stop.signal is None or stop.saves:
                 raise
-            # The signal has ended rank 0 as well, which has nothing to save yet.
+            # The signal also ended rank 0, which has nothing to save yet.
             raise stop.interruption("stopped") from None
 
 
@@ -76,7 +72,7 @@ def _train(run: Run, group: Group, stop: StopRequest) -> None:
         return word == Word.STEP
 
     def stepped(state: TrainState, report: StepReport) -> None:
-        # From now on rank 0 stops this one, once it has saved.
+        # From now on rank 0 stops this process, after it has saved.
         stop.saves = True
 
     train(

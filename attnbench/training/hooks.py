@@ -1,4 +1,4 @@
-"""Logging, validation and checkpoints around training steps: hooks that decide after every step if it is their turn."""
+"""Logging, validation and checkpoints: hooks that run after every training step when they are due."""
 
 import logging
 import math
@@ -28,17 +28,17 @@ from attnbench.training.wandb import WandbMirror
 log = logging.getLogger(__name__)
 
 LONG_SECONDS = 30 * 60
-"""Length of a training on a CPU from which the demo is named."""
+"""Length of a training on a CPU from which the demo is recommended."""
 
 ESTIMATE_SECONDS = 10.0
-"""Time after which a training's length is estimated: the first steps are slower."""
+"""Time after which a training's length is estimated; the first steps are slower."""
 
 
 class DivergedError(UserError):
-    """The loss or its gradients were not finite.
+    """The loss or its gradients are not finite.
 
     Args:
-        steps: those, from 0, since the loss was last known to be finite.
+        steps: from 0, since the loss was last known to be finite.
     """
 
     def __init__(self, message: str, steps: range = range(0)) -> None:
@@ -47,11 +47,11 @@ class DivergedError(UserError):
 
 
 class Stopwatch:
-    """Sum of the seconds spent in training steps; the first step of a sitting, which compiles, is a lap of its own.
+    """Sum of the seconds in training steps; a process's first step, which compiles, is a separate lap.
 
     Args:
-        pauses: of the process, which are no training; None: they are not watched.
-        group: the processes that train together; to wait for the device is then to wait for them.
+        pauses: pauses of the process, which do not count.
+        group: processes that train together and wait for each other.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Stopwatch:
         return self.pauses.clock() if self.pauses is not None else time.perf_counter()
 
     def restart(self) -> None:
-        """Forget the time since the last lap, which was no training."""
+        """Exclude the time since the last lap."""
         self.mark = self._clock()
 
     def lap(self) -> tuple[int, float]:
-        """Wait for the device and count what passed since the last lap: (steps, seconds)."""
+        """Wait for the device; return (steps, seconds) since the last lap."""
         self.wait()
         now = self._clock()
         steps, seconds = self.state.step - self.marked_step, now - self.mark
@@ -82,7 +82,7 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time spent inside, which is no training."""
+        """Exclude the time inside."""
         self.lap()
         yield
         self.wait()
@@ -90,16 +90,15 @@ class Stopwatch:
 
 
 def is_logged(step: int, end: int, settings: TrainSettings) -> bool:
-    """Tell if the loss is read from the device after so many steps."""
     return step % settings.log_interval_steps == 0 or step == end
 
 
 @dataclass(kw_only=True)
 class Logging:
-    """Write a line every `log_interval_steps` and at the last one; read the loss from the device only then.
+    """Log every `log_interval_steps` and at the last step; the loss is read from the device only then.
 
     Raises:
-        DivergedError: the loss is not finite, or an update was left out because its gradients were not.
+        DivergedError: the loss is not finite, or updates were skipped for non-finite gradients.
     """
 
     log: MetricsLog
@@ -120,7 +119,7 @@ class Logging:
         loss, norm = float(report.loss), float(report.gradient_norm)
         left_out = state.step - state.num_updates()
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
-            # Where nothing was updated, no rate has anything to do with it.
+            # If no step updated the weights, the rate is not the cause.
             rate = f"; a smaller train.learning_rate than {self.settings.learning_rate:g} may help"
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
@@ -134,7 +133,7 @@ class Logging:
         self.bar.update(state.step, loss)
 
     def write(self, state: TrainState, values: dict[str, Any]) -> None:
-        """Write one line, with the step, the tokens seen and the seconds trained; mirrored to wandb."""
+        """Write a line, with step, tokens and seconds, to the log and to wandb."""
         row = {"step": state.step, "tokens": state.step * self.tokens_per_step, **values, "seconds": state.seconds}
         self.log.write(row)
         if self.mirror is not None:
@@ -143,25 +142,22 @@ class Logging:
 
 @dataclass(kw_only=True)
 class Validation:
-    """Look at validation data when it is due and at the last step; keep the weights of the lowest loss.
+    """Validate when due and at the last step; keep the weights of the lowest loss, and possibly end the training early.
 
-    What a look shows may bring the training's last step nearer, once.
-
-    A look may take minutes, so a stop cuts it off. The state then says that it is due, and `make_up` calls this before
-    the next step.
+    A stop interrupts a validation, which may take minutes. The state then records that it is due, and `make_up` repeats
+    it before the next step.
     """
 
     measure: Callable[[TrainState], dict[str, Any]]
-    """Returns the numbers of a row; changes nothing but the model's mode."""
+    """Returns the numbers of a row; changes only the model's mode."""
     is_due: Callable[[int], bool]
-    """Tells by the number of steps done if it is time for a look."""
+    """Tells if a validation is due after this number of steps."""
     new_end: Callable[[TrainState, dict[str, Any]], int | None]
-    """Called with the numbers of each look; returns the last step where these end the training early."""
+    """Returns the last step if the numbers of a validation end the training early."""
     logging: Logging
     stopwatch: Stopwatch
     stop: StopRequest
     folder: Path
-    """Folder of the checkpoints."""
     record: ModelRecord
     num_steps: int
 
@@ -170,7 +166,7 @@ class Validation:
             return
         with self.stopwatch.paused():
             row = self.stop.unless_stopped(lambda: self.measure(state))
-            # Cut off, it is still as a validation needs it.
+            # Also after an interruption, so that the validation can be repeated.
             state.model.train()
             state.validation_due = row is None
             if row is None:
@@ -191,7 +187,7 @@ class Checkpoints:
     """Keep the state every `interval` steps, every `interval_seconds`, and when the run is asked to stop.
 
     Raises:
-        Interrupted: the state is kept after a signal.
+        Interrupted: after a signal, once the state is kept.
     """
 
     folder: Path
@@ -206,7 +202,7 @@ class Checkpoints:
     last: float = field(default_factory=time.monotonic)
 
     def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
-        # From now on a stop would lose steps.
+        # From now on, stopping without a checkpoint would lose steps.
         self.stop.saves = True
         end = state.end(self.num_steps)
         if state.step == end and not state.validation_due:
@@ -227,21 +223,14 @@ class Checkpoints:
 
 
 def make_up(state: TrainState, hooks: Sequence[Any]) -> None:
-    """Validate what a stop cut off, before the next step.
-
-    Args:
-        hooks: the last two of which validate and keep the state.
-    """
+    """Repeat an interrupted validation before the next step; the last two hooks validate and keep the state."""
     if state.validation_due:
         for hook in hooks[-2:]:
             hook(state)
 
 
 class Estimate:
-    """Tell once on a CPU how long the training will take, and name the demo where that is long.
-
-    The time is that of the progress bar, once it stands on several steps and on ESTIMATE_SECONDS of them.
-    """
+    """Print once, on a CPU, how long the training will take, and recommend the demo if that is long."""
 
     def __init__(self, bar: ProgressBar, start_step: int, experiment: str) -> None:
         self.bar, self.first, self.experiment = bar, start_step + 4, experiment
@@ -259,7 +248,6 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """1:05:09, or 5:09 below an hour."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

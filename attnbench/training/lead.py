@@ -1,7 +1,6 @@
-"""Rank 0's side of a training by several processes: words that tell the others to train, to step, to stop and to leave.
+"""Rank 0 of a training by several processes: it decides, and tells the other ranks before every step.
 
-Rank 0 decides all that one process decides. The others hear of it before every step, so that all have made the same
-steps whenever one stops.
+All ranks therefore have made the same steps whenever one stops.
 """
 
 import logging
@@ -24,22 +23,21 @@ log = logging.getLogger(__name__)
 
 
 class Word(IntEnum):
-    """The first of the three words that all ranks agree on, 0 from all but rank 0; the second is a signal, of any."""
+    """First of three numbers that all ranks agree on, 0 except on rank 0; the second is a signal on any rank."""
 
     TRAIN = 1
-    """A training begins; the third word is its config_hash, as a number."""
+    """A training begins; the third number is its config_hash."""
     STEP = 2
-    """The next step; the third word is the last step where a rule has ended the training early, otherwise 0."""
+    """The next step; the third number is the last step if the training stops early, or 0."""
     END = 3
-    """The training has ended, whichever way."""
+    """The training has ended."""
     DONE = 4
-    """The job is done, and the command may have others."""
+    """The job has ended."""
     QUIT = 5
     """The command ends."""
 
 
 def check_ranks(settings: TrainSettings, ranks: Ranks) -> None:
-    """Raise UserError unless every rank has as many rows of a batch."""
     if settings.batch_size % ranks.size:
         raise UserError(
             f"train.batch_size={settings.batch_size}: must be a multiple of the number of processes, {ranks.size}"
@@ -47,18 +45,17 @@ def check_ranks(settings: TrainSettings, ranks: Ranks) -> None:
 
 
 def shared_tensors(state: TrainState) -> list[Tensor]:
-    """All tensors of a state, in an order that is the same on every rank."""
+    """Return all tensors of a state, in the same order on every rank."""
     moments = (state.first_moment, state.second_moment, state.update_count)
     return [*state.model.parameters(), *(tensor for kind in moments for tensor in kind.values())]
 
 
 class Leader:
-    """Rank 0 in one training; as a context manager around it, which tells the others of its end.
+    """Rank 0 in one training; as a context manager it tells the others when the training ends.
 
     Args:
-        stop: a signal that came to another rank becomes this one's.
-        num_steps: the last step, where no rule ends the training early.
-        config_hash: of what is trained, which the others have made by themselves.
+        stop: also receives signals to other ranks.
+        config_hash: compared with that of the other ranks.
     """
 
     def __init__(self, group: Group, stop: StopRequest, state: TrainState, num_steps: int, config_hash: str) -> None:
@@ -67,14 +64,14 @@ class Leader:
 
     def __enter__(self) -> "Leader":
         self.group.agree(Word.TRAIN, 0, int(self.config_hash, 16))
-        # Others that could not begin have ended, and this does not return.
+        # If another rank could not begin, it has ended and this call raises.
         self.group.agree(Word.TRAIN, 0, self.state.step)
         self.group.share(shared_tensors(self.state))
         log.info(f"{self.group.size} processes train together ({self.group.backend})")
         return self
 
     def goes_on(self, state: TrainState) -> bool:
-        """Tell the others that there is a next step, or none, and return whether there is; see `loop.train`."""
+        """Tell the others if there is a next step, and return it; see `loop.train`."""
         is_next = state.step < state.end(self.num_steps)
         word = Word.STEP if is_next else Word.END
         try:
@@ -82,7 +79,7 @@ class Leader:
         except LostError:
             if self.stop.signal is None or state.step > self._first_step + 1:
                 raise
-            # A signal to all ended another at once, which was still in its first step.
+            # A signal to all processes ended another one in its first step.
             raise self.stop.interruption("stopped before a step was kept; the same command goes on") from None
         self._is_stepping, self._has_ended = is_next, not is_next
         if self.stop.signal is None and signal:
@@ -90,22 +87,22 @@ class Leader:
         return is_next
 
     def stepped(self, state: TrainState, report: StepReport) -> None:
-        """Hook that comes first: the others wait for the next word from now on."""
+        """First hook: the others now wait for the next word."""
         self._is_stepping = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._is_stepping:
-            # They are inside a step, and hear no word: they end once this process has.
+            # The others are inside a step and do not listen; they end when this process does.
             self.group.is_lost = True
         elif not self._has_ended and not self.group.is_lost:
-            # Where there is an error, it is this one that counts.
+            # An error of this process is reported rather than theirs.
             with suppress(LostError):
                 self.group.agree(Word.END, 0, 0)
 
 
 @contextmanager
 def leading(group: Group) -> Iterator[None]:
-    """Let the other ranks go at the end of a job, or of the command where a signal ends it."""
+    """Release the other ranks at the end of a job, or of the command after a signal."""
     word = Word.DONE
     try:
         yield

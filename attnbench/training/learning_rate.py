@@ -1,4 +1,4 @@
-"""The learning rate of each step, and the last step of a training that stops early."""
+"""Learning rates by step, and the last step of a training that stops early."""
 
 import math
 
@@ -8,17 +8,14 @@ from torch import Tensor
 from attnbench.settings.schema import TrainSettings
 
 MIN_DECAY_STEPS = 100
-"""Least number of steps over which a constant rate falls at the end."""
+"""Fewest steps of the decay after a constant rate."""
 
 
 def learning_rates(settings: TrainSettings, num_steps: int, steps: range | None = None) -> Tensor:
-    """The rates of a training's steps, one a step: a linear warm-up, then a fall to `final_rate_fraction`.
+    """Return the learning rates of steps (by default all): a linear warm-up, then a decay to `final_rate_fraction`.
 
-    The fall is a cosine over all steps that are left or, with `decay_fraction`, a line over the last of them behind a
-    constant rate. Before that line a rate does not depend on `num_steps`, which `shortened` may still lower.
-
-    Args:
-        steps: those whose rates are wanted, from 0; None: all `num_steps` of them.
+    The decay is a cosine over all remaining steps or, with `decay_fraction`, linear over the last steps after a
+    constant rate; rates before it do not depend on `num_steps`, which `shortened` may lower.
     """
     warmup = min(settings.warmup_steps, num_steps)
     floor = settings.learning_rate * settings.final_rate_fraction
@@ -37,7 +34,7 @@ def learning_rates(settings: TrainSettings, num_steps: int, steps: range | None 
 
 
 def num_decay_steps(settings: TrainSettings, num_steps: int) -> int | None:
-    """Number of steps at the end over which a constant rate falls, none of the warm-up among them; None: a cosine."""
+    """Return the number of steps of the linear decay, outside the warm-up; None: a cosine."""
     if settings.decay_fraction is None:
         return None
     wanted = max(MIN_DECAY_STEPS, math.ceil(num_steps * settings.decay_fraction))
@@ -45,7 +42,7 @@ def num_decay_steps(settings: TrainSettings, num_steps: int) -> int | None:
 
 
 def shortened(settings: TrainSettings, num_steps: int, step: int) -> int:
-    """Return the last step of a training whose rate begins to fall after `step`, the fall inside `num_steps`."""
+    """Return the last step, at most `num_steps`, of a training whose rate begins to decay after `step`."""
     assert settings.decay_fraction is not None
     fall = math.ceil(step * settings.decay_fraction / (1 - settings.decay_fraction))
     return min(num_steps, max(step, settings.warmup_steps) + max(MIN_DECAY_STEPS, fall))

@@ -21,32 +21,30 @@ from attnbench.settings.errors import UserError, printable
 log = logging.getLogger(__name__)
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Text in metrics.jsonl of numbers that JSON does not have; no other text of a row may be one of these."""
+"""Text in metrics.jsonl for numbers that JSON does not have."""
 
 WINDOW_SECONDS = 10.0
-"""Tokens per second and the time left are taken over the last steps within this time."""
+"""Tokens per second and the time left are computed from the steps in this time."""
 
 LINE_SECONDS = 30.0
-"""Without a terminal, a line is printed this often, or at every tenth of the run if that is sooner."""
+"""Without a terminal, a line is printed at this interval, or at every tenth of the run if that is sooner."""
 
 PASSING_SECONDS = 1.0
-"""Shortest part of something longer that gets a bar."""
+"""Shortest duration of a passing task that has a bar."""
 
 Item = TypeVar("Item")
 
 
 class MetricsLog:
-    """metrics.jsonl: one JSON object a line for each logged step and each validation, on disk when `write` returns.
+    """metrics.jsonl: one JSON object per line for each logged step and each validation.
 
     Args:
-        path: of the file.
-        resume_step: the step of the checkpoint that the run goes on from; rows of later steps, which the run will
-            write again, and a last line torn by the interruption are cut off. None starts afresh and replaces a file
-            that is there.
-        num_rows: how many rows the checkpoint counts; None where it does not know.
+        resume_step: step of the checkpoint; rows of later steps and a torn last line are removed. None starts a new
+        file.
+        num_rows: number of rows according to the checkpoint, if known.
 
     Raises:
-        UserError: file and line of what is unreadable or altered in the file to go on with, or that rows are missing.
+        UserError: the existing file is unreadable, was altered, or lacks rows.
     """
 
     def __init__(self, path: Path, resume_step: int | None, num_rows: int | None = None) -> None:
@@ -54,39 +52,42 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.num_rows = 0
         replace_file(path, map(self._line, () if resume_step is None else _kept(path, resume_step, num_rows)))
-        # Line-buffered: a row is with the operating system as soon as it is written, whatever becomes of the process.
+        # Line-buffered, so that the operating system has each row even if the process dies.
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write one row: `step` (optimizer steps done), `tokens` (seen so far) and numbers or text beside them.
+        """Write `step`, `tokens` and other numbers or texts.
 
         Raises:
             ValueError: there is no `step`.
-            TypeError: a value is neither number, text, truth value nor None.
+            TypeError: a value is neither number, text, bool nor None.
         """
         self._file.write(self._line(row))
 
     def _line(self, row: dict[str, Any]) -> str:
-        line = _metrics_line(row)
+        if not isinstance(row.get("step"), int):
+            raise ValueError(f"a row of metrics needs a whole number as its step: {row}")
+        for name, value in row.items():
+            if value is not None and not isinstance(value, str | int | float):
+                raise TypeError(f"{name}: a metric is a number or text, not {type(value).__name__}")
+        line = to_line({name: _text_if_not_finite(value) for name, value in row.items()})
         self.num_rows += 1
         return line
 
     def sync(self) -> None:
-        """Wait until the rows are on the disk: asked for before a checkpoint that counts on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[str, Any]]:
-    """The rows up to the checkpoint's step, as many as it counts: one of the same step may have come after it."""
+    """Yield the rows up to the checkpoint; rows of the same step may have followed it."""
     if not path.exists():
         if num_rows:
-            log.warning(f"{path}: is gone, and with it the {num_rows} rows up to step {resume_step}")
+            log.warning(f"{path}: is gone, with its {num_rows} rows up to step {resume_step}")
         return
-    way_out, num_kept = "rename it to go on with a new one", 0
+    way_out, num_kept = "rename it to begin a new one", 0
     try:
         for row in stream_metrics(path):
             if row["step"] < resume_step or (row["step"] == resume_step and num_kept != num_rows):
@@ -96,37 +97,25 @@ def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[s
         raise UserError(f"{error}; {way_out}") from None
     if num_rows is not None and num_kept != num_rows:
         raise UserError(
-            f"{path}: has {num_kept} rows up to step {resume_step}, and the checkpoint of that step counts {num_rows};"
+            f"{path}: has {num_kept} rows up to step {resume_step}, but the checkpoint of that step counts {num_rows};"
             f" {way_out}"
         )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read all rows of a metrics.jsonl; see `stream_metrics`."""
     return list(stream_metrics(path))
 
 
 def stream_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a metrics.jsonl one by one, also of a run that still writes it; a torn last line is left out.
-
-    A long training's file may be longer than memory: it is read a line at a time.
+    """Yield the rows of a metrics.jsonl, which may be longer than memory; a torn last line is left out.
 
     Raises:
-        UserError: the file cannot be read, or a line of it is no row or was altered.
+        UserError: the file is unreadable or was altered.
     """
     for number, (_, row) in enumerate(stream_json_lines(path), start=1):
         if not isinstance(row.get("step"), int):
             raise UserError(f"{path}:{number}: a row of metrics needs a whole number as its step")
         yield {name: NOT_FINITE.get(x, x) if isinstance(x, str) else x for name, x in row.items()}
-
-
-def _metrics_line(row: dict[str, Any]) -> str:
-    if not isinstance(row.get("step"), int):
-        raise ValueError(f"a row of metrics needs a whole number as its step: {row}")
-    for name, value in row.items():
-        if value is not None and not isinstance(value, str | int | float):
-            raise TypeError(f"{name}: a metric is a number or text, not {type(value).__name__}")
-    return to_line({name: _text_if_not_finite(value) for name, value in row.items()})
 
 
 def _text_if_not_finite(value: Any) -> Any:
@@ -136,16 +125,14 @@ def _text_if_not_finite(value: Any) -> Any:
 
 
 class ProgressBar:
-    """Steps done, loss, tokens per second and time left, on standard error within 80 columns.
+    """Steps, loss, tokens per second and time left, on standard error within 80 columns.
 
-    A file or pipe gets a plain line every tenth of the run or LINE_SECONDS instead of control characters.
+    A file or pipe gets a plain line every tenth of the run or LINE_SECONDS.
 
     Args:
-        total_steps: of the whole run.
         tokens_per_step: over all devices.
-        start_step: steps done before, by the run that this one resumes.
-        description: who runs; cut to 20 characters.
-        passing: part of something longer: shown only while it lasts, where that is long; as lines every LINE_SECONDS.
+        start_step: steps done by earlier processes.
+        passing: a temporary bar for a part of a longer task, if that takes long.
     """
 
     def __init__(
@@ -159,18 +146,18 @@ class ProgressBar:
         self._line_step, self._line_time = start_step, time.perf_counter()
         self._bar = None
         if sys.stderr.isatty():
-            # The widest figures and the description leave the bar a few columns of 80.
+            # The longest figures and the description leave a few of 80 columns for the bar.
             shape: dict[str, Any] = {"desc": self.description, "ncols": 79, "bar_format": "{desc} |{bar}|{postfix}"}
             delay = PASSING_SECONDS if passing else 0
             self._bar = tqdm(total=total_steps, initial=start_step, leave=not passing, delay=delay, **shape)
 
     def update(self, step: int, loss: float | None = None) -> None:
-        """Tell that `step` steps are done; the loss of a step that logs it stays on show until the next one.
+        """Show that `step` steps are done; a loss is shown until the next one.
 
-        Never reads a tensor: the caller gives the loss where it has it on the host anyway.
+        Never reads a tensor, which would wait for the device.
         """
         now = time.perf_counter()
-        # The first step, which compiles, ends where the window begins.
+        # The window begins after the first step, which compiles.
         self._recent.append((now, step))
         while len(self._recent) > 2 and now - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()
@@ -178,21 +165,19 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(), refresh=False)
             self._bar.update(step - self._bar.n)
-        elif now - self._line_time >= LINE_SECONDS or (not self.passing and self._is_tenth(step)):
+        elif now - self._line_time >= LINE_SECONDS or (
+            not self.passing and (step - self._line_step) * 10 >= self.total_steps
+        ):
             self._print_line()
 
     def shorten(self, total_steps: int) -> None:
-        """Count towards fewer steps from now on."""
         self.total_steps = total_steps
         if self._bar is not None:
             self._bar.total = total_steps
 
-    def _is_tenth(self, step: int) -> bool:
-        return (step - self._line_step) * 10 >= self.total_steps
-
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the last steps, the first one of this process left out; None before there are two."""
+        """Over the last steps, without this process's first one."""
         if len(self._recent) < 2 or self._recent[-1][0] == self._recent[0][0]:
             return None
         (began, first), (ended, last) = self._recent[0], self._recent[-1]
@@ -200,12 +185,10 @@ class ProgressBar:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the last step at the speed of the last ones; None before it is known."""
         rate = self.tokens_per_second
         return (self.total_steps - self.step) * self.tokens_per_step / rate if rate else None
 
     def close(self) -> None:
-        """Leave the last state on show."""
         if self._bar is not None:
             self._bar.close()
         elif self.step != self._line_step and not self.passing:
@@ -229,7 +212,7 @@ class ProgressBar:
 
 
 def watched(items: Iterable[Item], total: int, tokens_per_item: int, description: str) -> Iterator[Item]:
-    """Pass the items on, with a passing bar that shows how many of them are done."""
+    """Yield the items and show progress in a passing bar."""
     bar = ProgressBar(total, tokens_per_item, 0, description, passing=True)
     try:
         for number, item in enumerate(items, start=1):
@@ -240,7 +223,7 @@ def watched(items: Iterable[Item], total: int, tokens_per_item: int, description
 
 
 def short_number(value: float) -> str:
-    """Format with three significant digits and k, M or G: 123456 -> 123k."""
+    """Format with three significant digits and k, M or G: 123k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}"

@@ -15,17 +15,17 @@ from attnbench.training.learning_rate import learning_rates
 from attnbench.training.step import Batch, StepReport, stepper
 
 RATES_AT_A_TIME = 2**12
-"""Learning rates that are on the device at once."""
+"""Number of learning rates on the device."""
 
 
 class Hook(Protocol):
-    """Called after every step; decides for itself whether it is its turn."""
+    """Called after every step."""
 
     def __call__(self, state: TrainState, report: StepReport) -> None: ...
 
 
 def text_batch(batches: Batches, step: int, dropout: float | None) -> Batch:
-    """Return this rank's batch at `step` (from 0), with the keys of its masks where there is dropout."""
+    """Return this rank's batch at `step` (from 0), with keys of dropout masks if there is dropout."""
     tokens_BT, targets_BT = batches.train_batch(step)
     if not dropout:
         return Batch(tokens_BT, targets_BT)
@@ -46,11 +46,10 @@ def train(
     group: Group | None = None,
     goes_on: Callable[[TrainState], bool] | None = None,
 ) -> None:
-    """Take `state` to step `num_steps`, or to the last step that a hook gives it, in place.
+    """Take `state` to step `num_steps`, or to the last step that a hook sets, in place.
 
     Args:
-        batches: the batch of each step, a function of the step alone, so that a resumed run sees what it would have.
-        precision: resolved, see `precision.resolve_precision`.
+        batches: a function of the step only, so that a resumed run gets the same batches.
         compiled, captured, group: see `stepper`.
         goes_on: asked before every step; None: until the last one.
     """
@@ -66,14 +65,14 @@ def train(
 
 
 class Rates:
-    """The learning rates of a training, on its device, some thousands of steps at once."""
+    """Learning rates of a training, computed for thousands of steps at once."""
 
     def __init__(self, state: TrainState, settings: TrainSettings, num_steps: int) -> None:
         self.state, self.settings, self.num_steps = state, settings, num_steps
         self._known, self._end, self._rates_S = range(0), 0, torch.empty(0)
 
     def next(self) -> Tensor:
-        """Return the rate of the step that the state is at, a scalar on the device."""
+        """Return the rate of the state's next step, a scalar on the device."""
         step, end = self.state.step, self.state.end(self.num_steps)
         if step not in self._known or end != self._end:
             self._known, self._end = range(step, min(step + RATES_AT_A_TIME, end)), end

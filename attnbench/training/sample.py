@@ -1,6 +1,7 @@
-"""Text that a trained language model writes, kept beside it, so that a report shows some without loading a model."""
+"""Sample of text from a trained language model, kept for the report."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,19 +14,16 @@ from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.results.files import replace_file
 
 SAMPLE = "sample.json"
-"""Name of the file in a training's folder."""
 
 NUM_PROMPT, NUM_CHARACTERS, TEMPERATURE, SEED = 64, 300, 0.8, 0
 
 
 def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens_N: Tensor) -> None:
-    """Write what the model continues the first tokens of a text with: alike for all models of one tokenizer.
+    """Write the model's continuation of the first tokens of a text, comparable for models of one tokenizer.
 
     {"prompt": "...", "text": "...", "temperature": 0.8, "seed": 0}
 
-    Args:
-        model: left in the mode of evaluation.
-        tokens_N: of the text.
+    Leaves the model in evaluation mode.
     """
     device, tokenizer = model.embedding.weight.device, tokenizer_of(record)
     prompt_BT = tokens_N[:NUM_PROMPT].long()[None].to(device)
@@ -34,12 +32,7 @@ def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens
     )
     model.eval()
     with torch.no_grad(), computing(record.precision, device):
-        if model.backend_without_state:
-            tokens = write_by_recomputation(model, prompt_BT, NUM_CHARACTERS, sampling)
-        else:
-            length, dtype = prompt_BT.shape[1] + NUM_CHARACTERS, dtype_of(record.precision)
-            writer = Writer(model, sampling, batch_size=1, max_length=length, dtype=dtype, captured=False)
-            tokens = writer.write(prompt_BT, NUM_CHARACTERS)
+        tokens = continuation(model, prompt_BT, NUM_CHARACTERS, sampling, record.precision)
         text = tokenizer.decode(torch.cat(list(tokens)).tolist())
     content = {
         "prompt": tokenizer.decode(prompt_BT[0].tolist()),
@@ -48,3 +41,15 @@ def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens
         "seed": SEED,
     }
     replace_file(folder / SAMPLE, json.dumps(content) + "\n")
+
+
+def continuation(
+    model: LanguageModel, prompt_BT: Tensor, num_tokens: int, sampling: Sampling, precision: str
+) -> Iterator[Tensor]:
+    """Return the tokens (B,) that follow a prompt, from the model's state or, without one, by recomputation."""
+    if model.backend_without_state:
+        return write_by_recomputation(model, prompt_BT, num_tokens, sampling)
+    batch_size, length = prompt_BT.shape
+    dtype, max_length = dtype_of(precision), length + num_tokens
+    writer = Writer(model, sampling, batch_size=batch_size, max_length=max_length, dtype=dtype, captured=False)
+    return writer.write(prompt_BT, num_tokens)

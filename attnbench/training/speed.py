@@ -1,4 +1,4 @@
-"""Speed of a training: that of the last half of its steps, from the intervals of its log."""
+"""Speed of a training, over the last half of its steps."""
 
 from pathlib import Path
 
@@ -7,18 +7,14 @@ from attnbench.settings.errors import UserError
 from attnbench.training.log import stream_metrics
 
 MIN_STEPS = 100
-"""Fewest steps of a training that has a speed: the first ones are slower (allocations, caches, clocks)."""
+"""Fewest steps for a speed; the first steps are slower (allocations, caches, clocks)."""
 
 
 def speed_row(path: Path, num_steps: int, tokens_per_step: int) -> Measurement:
-    """Make the row of a training's tokens a second, or the row that says why there is none.
+    """Return the row of a training's tokens per second, or one with the reason why there is none.
 
-    Each interval of metrics.jsonl has a speed of its own, without validations, checkpoints, pauses and the first step
-    of a sitting. The intervals of the last half of the steps count, in whichever sitting they were trained.
-
-    Args:
-        path: metrics.jsonl.
-        num_steps: steps that the training had.
+    Uses the intervals of metrics.jsonl in the last half of the steps; each has its own speed, without validations,
+    checkpoints, pauses and a process's first step.
     """
     missing = {"metric": "tokens_per_second", "value": None, "unit": "token/s", "status": "not_reached"}
     if num_steps < MIN_STEPS:

@@ -1,7 +1,7 @@
-"""Several trainings of one shape as one: one step moves all of them, and each stays a training of its own.
+"""Several trainings of equal shapes computed as one; each keeps its own state.
 
-Parameters and moments lie stacked, (R, ...), and those of a training are views of its part. Whatever reads or keeps a
-training (checks, scores, checkpoints) works on the views as if it were alone.
+Parameters and moments are stacked, (R, ...), and the tensors of each training are views of its part, so that checks,
+scores and checkpoints work as for a single training.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,29 +28,29 @@ from attnbench.training.step import EPSILON, Batch, StepReport, batch_nats, fore
 Item = TypeVar("Item")
 
 MIN_STEPS_TO_COMPACT = 200
-"""Steps that may be left from which on a stack leaves out its finished trainings: another recording of the step has to
-come back. Counted, not timed, so that the same trainings are stacked in the same way again."""
+"""Fewest remaining steps for which a stack is rebuilt without its finished trainings: capturing the step again must pay
+off. In steps rather than seconds, so that the same trainings are always stacked in the same way."""
 ALIGNMENT = 64
-"""Elements: each parameter of a row begins at a multiple of so many."""
+"""Elements to which the parameters in a row are aligned."""
 LEAST_CPU_ROWS = 2
-"""A CPU rounds sums of one row otherwise than those of the same row beside others, and those alike however many others
-there are. A training that is left alone, in its stack or when it goes on, ends as it would have beside the rest."""
+"""On a CPU, a sum of a single row is rounded differently than one of several rows, whatever their number. A training
+that is left alone is therefore computed with a copy."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Member:
-    """One training of a stack: a seed, a learning rate, and a state of its own."""
+    """A training of a stack."""
 
     state: TrainState
     batches: Callable[[int], Batch]
-    """The batch of each step, of one shape in all members but for the length of sequences behind their last label."""
+    """Batch of each step; equal shapes in all members, except for the length after the last label."""
     settings: TrainSettings
-    """Equal in all members but for the learning rate."""
+    """Equal in all members except for the learning rate."""
     num_steps: int
     hooks: Sequence[Any]
-    """See `loop.Hook`; the last one keeps the state, and raises Interrupted then where a stop was asked for."""
+    """See `loop.Hook`; the last one keeps the state, and raises Interrupted if a stop was requested."""
     error: DivergedError | None = None
-    """Set where it ended without reaching its end; the others go on."""
+    """Set if it diverged."""
     rates: Rates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,8 +64,8 @@ class Member:
     def steps_left(self) -> int:
         return self.state.end(self.num_steps) - self.state.step
 
-    def look(self, report: StepReport) -> None:
-        """Call the hooks after a step, all but the last."""
+    def after_step(self, report: StepReport) -> None:
+        """Call all hooks but the last."""
         self._call(self.hooks[:-1], report)
 
     def keep(self, report: StepReport | None = None) -> None:
@@ -81,13 +81,10 @@ class Member:
 
 
 def train_stack(members: Sequence[Member], *, precision: str, captured: bool = False) -> Iterator[Member]:
-    """Train all to their ends, and yield each as soon as it is over.
-
-    Args:
-        captured: see `step.stepper`.
+    """Train all members to their ends; yield each when it is over.
 
     Raises:
-        Interrupted: a hook was asked to stop; all members that are not over have been kept.
+        Interrupted: a hook was asked to stop; all remaining members have been kept.
     """
     waiting, stack = list(members), None
     for member in members:
@@ -99,33 +96,33 @@ def train_stack(members: Sequence[Member], *, precision: str, captured: bool = F
         if not waiting:
             return
         if stack is None or _is_worth_compacting(stack.members, waiting):
-            # Released before another is made: a recorded step holds memory of its own.
+            # Released first, because a captured step has its own memory.
             stack = None
             stack = Stack(waiting, precision, captured=captured)
         interrupted = _advance(stack, waiting)
         if interrupted is not None:
-            # Those that this step was the last of have kept nothing: they are recorded before the stop.
+            # Members that ended with this step have kept nothing, so they are recorded before the stop.
             yield from [member for member in waiting if member.is_over and not member.state.validation_due]
             raise interrupted
 
 
 def _advance(stack: "Stack", waiting: Sequence[Member]) -> Interrupted | None:
-    """Make one step of those that are not over; return the stop that a hook was asked for."""
+    """Make one step of the waiting members; return an interruption."""
     reports, interrupted = stack.step(waiting), None
-    # All of them before the first hook, which may look at several.
+    # All steps are counted before the first hook, which may read several states.
     for member in waiting:
         member.state.step += 1
-    # Until a sitting has kept a state a signal may end a look anywhere: then nobody keeps this step, whose validation
-    # or line of the log may be missing.
+    # Until a state is kept, a signal may interrupt any hook. This step is then discarded, because its validation or log
+    # may be incomplete.
     for member in waiting:
-        member.look(reports[member])
+        member.after_step(reports[member])
     for member in waiting:
         try:
             member.keep(reports[member])
         except Interrupted as error:
             interrupted = error
     for member in waiting if interrupted is not None else ():
-        # The stop may have come after its turn; one that has kept its state keeps the same again.
+        # Members before the signal keep their state too, possibly a second time.
         if not member.is_over:
             try:
                 member.keep()
@@ -135,15 +132,14 @@ def _advance(stack: "Stack", waiting: Sequence[Member]) -> Interrupted | None:
 
 
 def _is_worth_compacting(members: Sequence[Member], waiting: Sequence[Member]) -> bool:
-    """Tell if half of a stack stands still, and enough steps may be left."""
     return 2 * len(waiting) <= len(members) and max(one.steps_left for one in waiting) >= MIN_STEPS_TO_COMPACT
 
 
 class Stack:
-    """Stacked parameters and moments of R trainings, and the step that moves them.
+    """Stacked parameters and moments of R trainings, and their common step.
 
     Args:
-        members: their states' tensors become views of the stack, bit by bit what they were.
+        members: the tensors of their states become views of the stack.
         captured: replay the step as a CUDA graph.
     """
 
@@ -160,21 +156,20 @@ class Stack:
         self._still = torch.zeros((), device=self.device)
         self._is_new = True
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
-        # Torch's attention on a CPU has no batching rule. It is called a training at a time, as alone, and would warn
-        # at every step of its backward pass.
+        # Torch's attention on a CPU has no batching rule: it runs one training at a time and would warn at every step.
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, moving: Sequence[Member]) -> dict[Member, StepReport]:
-        """Make the next step of these; the others stand still.
+        """Make the next step of `moving`; other members do not change.
 
         Returns:
-            loss and gradient norm of each, on the CPU where its log may read them: one copy for all of them.
+            Loss and gradient norm by member, copied to the CPU at once if any is logged.
         """
         given = {member: member.batches(member.state.step) for member in moving}
-        # Whatever those compute that stand still is thrown away.
+        # The results of inactive members are discarded.
         batches = self._with_twins([given.get(member, given[moving[0]]) for member in self.members])
         if self._moving != moving:
-            # A tensor made of a list waits for the device.
+            # Creating a tensor from a list waits for the device.
             self._moving = list(moving)
             is_still = self._with_twins([member not in moving for member in self.members])
             self._is_still_R = torch.tensor(is_still, device=self.device)
@@ -185,7 +180,7 @@ class Stack:
             for name, part in batches[0]._asdict().items()
             if part is not None
         }
-        # The same at every step.
+        # Equal at every step.
         self._parts[:] = named
         if self._is_new:
             self._is_new = False
@@ -195,7 +190,7 @@ class Stack:
         if any(is_logged(one.state.step + 1, one.state.end(one.num_steps), self.settings) for one in moving):
             report = StepReport(report.loss.cpu(), report.gradient_norm.cpu())
         of_rows = zip(report.loss.unbind(), report.gradient_norm.unbind(), strict=True)
-        # Nobody is told of twins.
+        # The last rows may be copies.
         return {member: StepReport(*of_row) for member, of_row in zip(self.members, of_rows, strict=False)}
 
     def _with_twins(self, of_members: list[Item]) -> list[Item]:
@@ -204,7 +199,7 @@ class Stack:
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
         with record_function("forward"), computing(self.precision, self.device):
             loss_R = self._losses(*parts)
-        # One sum: no training's loss is in another's gradient.
+        # Gradients of a sum: no training's loss affects another's gradient.
         with record_function("backward"), multiplying(self.precision):
             loss_R.sum().backward()
         with record_function("optimizer"):
@@ -229,7 +224,7 @@ class Stack:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Stack a part of the members' batches; shorter rows are filled up with zeros, which are no labels."""
+    """Stack a part of the members' batches; shorter rows are padded with zeros, which are not labels."""
     width = max(part.shape[-1] for part in parts)
     return torch.stack(
         [part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1])) for part in parts]
@@ -237,7 +232,7 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _Nats(nn.Module):
-    """`batch_nats` as the forward pass of a module, whose parameters a call can replace."""
+    """`batch_nats` as a module, for functional_call."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -248,15 +243,13 @@ class _Nats(nn.Module):
 
 
 class StackedTensors:
-    """Parameters and moments of R trainings of one shape, each kind as one tensor (R, P).
+    """Parameters and moments of R trainings, one tensor (R, P) of each kind.
 
-    All parameters of a training lie in one row, so that clipping and AdamW take as many kernels for all trainings as
-    for one tensor of one.
+    With all parameters of a training in one row, clipping and AdamW need few kernels.
 
     Args:
-        states: their tensors become views of the rows, bit by bit what they were.
-        weight_decay: of the parameters that take any.
-        num_twins: rows behind theirs that begin as the first does, and are nobody's.
+        states: their tensors become views of the rows.
+        num_twins: copies of the first row after the others.
     """
 
     def __init__(self, states: Sequence[TrainState], weight_decay: float, *, num_twins: int = 0) -> None:
@@ -265,15 +258,15 @@ class StackedTensors:
         end = 0
         for name, shape in shapes.items():
             self.rows[name] = slice(end, end + shape.numel())
-            # Kernels want the addresses of tensors to be multiples of 16 bytes.
+            # Kernels need addresses that are multiples of 16 bytes.
             end += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
         like, num_rows = next(iter(models[0].values())), len(states) + num_twins
         self.parameters_RP, self.first_RP, self.second_RP = (like.new_zeros(num_rows, end) for _ in range(3))
-        # A count a parameter, as checkpoints have them; all of a training's are equal.
+        # Checkpoints have a count for each parameter; within a training all are equal.
         self.count_RN = torch.zeros(num_rows, len(shapes), device=like.device)
         self.decay_P = like.new_zeros(end)
         self.parameters: dict[str, Tensor] = {}
-        """(R, ...) by name, leaves that take gradients."""
+        """(R, ...) by name; leaves with gradients."""
         undecayed = states[0].model.undecayed()
         for index, (name, shape) in enumerate(shapes.items()):
             self.decay_P[self.rows[name]] = 0.0 if name in undecayed else weight_decay
@@ -294,10 +287,9 @@ class StackedTensors:
 
     @torch.no_grad()
     def update(self, rates_R: Tensor, is_still_R: Tensor, settings: TrainSettings) -> Tensor:
-        """Clip and update each training as `step.clip` and `step.update` do it alone; returns the norms (R,) before.
+        """Clip and update each training as `step.clip` and `step.update`; return the norms (R,) before clipping.
 
-        Args:
-            is_still_R: trainings that are left as they are, as those are whose gradient is not finite.
+        Trainings in `is_still_R`, and those with non-finite gradients, do not change.
         """
         gradient_RP = torch.zeros_like(self.parameters_RP)
         for name, tensor in self.parameters.items():
@@ -306,11 +298,11 @@ class StackedTensors:
         norm_R = torch.linalg.vector_norm(gradient_RP, dim=1)
         moves_R1 = (norm_R.isfinite() & ~is_still_R)[:, None]
         gradient_RP *= (settings.clip_norm / (norm_R + 1e-6)).clamp(max=1.0)[:, None]
-        # A product with 0 would keep what is not finite.
+        # Masked, because 0 times a non-finite number is not 0.
         gradient_RP.masked_fill_(~moves_R1, 0.0)
         moves_R1 = moves_R1.to(gradient_RP.dtype)
         self.count_RN += moves_R1
-        # One that has never moved divides by no 0.
+        # Clamped for trainings without any update.
         count_R1 = self.count_RN[:, :1].double().clamp(min=1.0)
         root_R1 = (1 - settings.beta2**count_R1).sqrt().to(gradient_RP.dtype)
         rates_R1 = rates_R[:, None].to(gradient_RP.dtype) * moves_R1

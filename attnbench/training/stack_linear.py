@@ -1,7 +1,7 @@
-"""Linear maps of stacked trainings, whose weights' gradients are summed in parts.
+"""Linear layers of stacked trainings, whose weight gradients are summed in parts.
 
-The gradient of a weight is a product over all tokens of a batch with few results. Of one matrix cuBLAS divides the sum
-among the whole GPU, of a stack of them it does not: eight such products took half of a step on an H200.
+A weight gradient is a sum over all tokens of a batch with few results. cuBLAS splits such a sum over the GPU for one
+matrix but not for a batch of matrices: eight of them took half of a step on an H200.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 LEAST_ROWS = 512
-"""Rows in a part of a sum."""
+"""Fewest rows in a part of a sum."""
 
 
 class SplitSums(TorchFunctionMode):
-    """Within it, and within vmap over weights, `F.linear` without a bias takes its weight's gradient in parts."""
+    """Inside it, and inside vmap over weights, `F.linear` without a bias sums its weight gradient in parts."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -25,7 +25,7 @@ class SplitSums(TorchFunctionMode):
         if func is F.linear and not kwargs and all(bias is None for bias in args[2:]):
             x, weight = args[:2]
             if torch.is_autocast_enabled(x.device.type):
-                # Before, not within: its backward pass runs without autocast.
+                # Outside the function, because its backward pass runs without autocast.
                 dtype = torch.get_autocast_dtype(x.device.type)
                 x, weight = x.to(dtype), weight.to(dtype)
             return _Linear.apply(x, weight)
@@ -67,7 +67,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def num_parts(num_rows: int) -> int:
-    """Return the number of equal parts, a power of two, that a sum over so many rows is taken in."""
+    """Return the number of parts, a power of two, for a sum over this many rows."""
     parts = 1
     while num_rows % (2 * parts) == 0 and num_rows // (2 * parts) >= LEAST_ROWS:
         parts *= 2

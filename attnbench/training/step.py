@@ -1,4 +1,4 @@
-"""One training step: forward, backward, clip, update. `train_step` is the very function that throughput times."""
+"""A training step: forward, backward, clip, update. Throughput times the same `train_step`."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -23,33 +23,32 @@ from attnbench.training.checkpoint import TrainState
 
 OWN_BACKENDS = ("torch", "triton")
 EPSILON = 1e-8
-"""AdamW's, beside the root of the second moment."""
+"""Of AdamW, added to the root of the second moment."""
 
 
 class Batch(NamedTuple):
-    """Sequences and the labels that are scored: at every position, or at `positions_BL` alone."""
+    """Sequences and their labels, at every position or at `positions_BL`."""
 
     tokens_BT: Tensor
     targets_BT: Tensor
-    """(B, T), or (B, L) where positions are given."""
+    """(B, T), or (B, L) with positions."""
     weight_BT: Tensor | None = None
-    """1 where there is a label, 0 where there is none; None: everywhere."""
+    """1 for labels, 0 otherwise; None: 1 everywhere."""
     positions_BL: Tensor | None = None
     dropout_B: Tensor | None = None
-    """Keys of the rows' dropout masks; given where, and only where, the model drops anything."""
+    """Keys of the rows' dropout masks; given if and only if the model has dropout."""
 
     def rows(self, part: slice | Tensor) -> "Batch":
-        """Some of the sequences: a slice, or their indices."""
         tensors = (tensor[part] if tensor is not None else None for tensor in self)
         return Batch(*tensors)  # pyright: ignore[reportArgumentType]
 
     def wide(self) -> "Batch":
-        """Return the batch in the dtypes that a step computes with, int64 and float32: stored ones may be smaller."""
+        """Return the batch in int64 and float32; stored dtypes may be smaller."""
         weight, positions = self.weight_BT, self.positions_BL
         return Batch(
             self.tokens_BT.long(),
             self.targets_BT.long(),
-            # Weights of float64, as a test of numbers has them, stay such.
+            # float64 weights, as in numerical tests, keep their dtype.
             weight if weight is None or weight.is_floating_point() else weight.float(),
             positions.long() if positions is not None else None,
             self.dropout_B,
@@ -57,16 +56,16 @@ class Batch(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """Loss and gradient norm of a step, on the device; reading them waits for it."""
+    """Loss and gradient norm of a step, on the device."""
 
     loss: Tensor
-    """Nats a label."""
+    """In nats per label."""
     gradient_norm: Tensor
     """Before clipping."""
 
 
 Step = Callable[[Batch, Tensor], StepReport]
-"""One training step: a batch and its learning rate, a scalar on the device."""
+"""A training step, from a batch and its learning rate, a scalar on the device."""
 
 
 def foresee(
@@ -76,15 +75,14 @@ def foresee(
     precision: str,
     parameters: Iterable[Tensor] | None = None,
 ) -> None:
-    """Begin to compile, on CUDA, the kernels of a step that does not go through torch.compile.
+    """Start compiling the Triton kernels of a step that does not use torch.compile, on CUDA.
 
     Args:
-        nats: its forward pass.
-        parameters: of which it takes the gradient; None: the model's.
+        parameters: differentiated; None: the model's.
     """
     if not on_kernels(first := next(model.parameters())):
         return
-    # Kernels of others would be launched on memory that is not there.
+    # Other libraries' kernels would be launched on memory that does not exist.
     is_ours = all(type(part).__module__.startswith(("attnbench.", "torch.")) for part in model.modules())
     if not is_ours or any(layer.mixer.backend not in OWN_BACKENDS for layer in model.layers):
         return
@@ -100,26 +98,25 @@ def foresee(
 
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """Nats over all labels of the batch, in the precision that is set."""
+    """Return the nats over all labels of the batch."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
 
 
 def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tensor]:
-    """Return `batch_nats` through torch.compile, with its backward pass, in three parts: what is before the blocks, a
-    block, and what is behind them.
+    """Return `batch_nats` through torch.compile in three parts: before the blocks, a block, and after them.
 
-    Blocks of one kind are compiled once; as one graph the model takes up to as many times the seconds as it has blocks,
-    for a step that is hardly faster. A block's last sum is left to the next part, whose norm is one kernel with it.
+    Equal blocks are compiled once; one graph of the whole model would take as many times longer to compile as it has
+    blocks, and is hardly faster. The last sum of a block is left to the next part, which fuses it with its norm.
     """
     wake_compiler(device)
     if device.type == "cuda":
         import_kernels()
-    # Another model's parts are compiled anew, as are those of other shapes. From the ninth on torch would go on without
-    # its compiler, with a warning; here it has more of them, and then fails.
+    # Other models and shapes are compiled again. Beyond eight, torch would fall back to eager mode with a warning;
+    # here the limit is higher and then an error.
     limits: Any = torch._dynamo.config  # pyright: ignore[reportPrivateImportUsage]
     limits.recompile_limit, limits.fail_on_recompile_limit_hit = limits.accumulated_recompile_limit, True
-    # Without padding: our operators want their inputs dense, and would have to copy what was padded.
+    # Without padding: our operators need dense inputs and would copy padded ones.
     part: Any = partial(torch.compile, dynamic=False, options={"comprehensive_padding": False})
     enter, through, leave = part(_enter), part(_through), part(_leave)
 
@@ -134,7 +131,7 @@ def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tens
 
 def _enter(model: LanguageModel, tokens_BT: Tensor, dropout_B: Tensor | None) -> tuple[Tensor, Tensor]:
     x_BTD = model.enter(tokens_BT, dropout_B)
-    # Halves, whose sum is exact: with nothing to add the first block would be another graph than the others.
+    # Two halves, whose sum is exact: without a second summand the first block would have a different graph.
     half_BTD = x_BTD / 2
     return half_BTD, x_BTD - half_BTD
 
@@ -163,16 +160,15 @@ def train_step(
     nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
     group: Group | None = None,
 ) -> StepReport:
-    """Forward, backward, clip, update. Nothing here waits for the device.
+    """Forward, backward, clip, update, without waiting for the device.
 
-    A profiler shows all that the step does under one of three labels: forward, backward, optimizer. In a group there is
-    a fourth, reduction: the wait for sums that are not complete when the backward pass is.
+    A profiler shows the labels forward, backward and optimizer; in a group also reduction, the wait for sums after the
+    backward pass.
 
     Args:
-        batch: of a group this rank's rows, as many as every other's.
-        rate: a scalar on the device, so that a captured step can be given another.
-        nats: `batch_nats`, or `compiled_nats`.
-        group: see `loss_and_gradients`.
+        batch: in a group, this rank's rows, equally many on all ranks.
+        rate: a scalar on the device, so that a captured step can use another.
+        nats: `batch_nats` or `compiled_nats`.
     """
     loss, gradients = loss_and_gradients(state.model, batch, settings.micro_batch_size, precision, nats, group)
     with record_function("optimizer"):
@@ -190,13 +186,11 @@ def stepper(
     captured: bool = False,
     group: Group | None = None,
 ) -> Step:
-    """The step that trains `state`, and the one to time.
+    """Return the step that trains `state`.
 
     Args:
-        compiled: forward, loss and backward by `compiled_nats`. Changes the result by rounding.
-        captured: replay it as a CUDA graph. Small models otherwise wait for the host to launch their kernels. Changes
-            the speed, not the result; for batches of one shape.
-        group: see `loss_and_gradients`; what NCCL does is captured too.
+        compiled: use `compiled_nats`, which changes results by rounding.
+        captured: replay a CUDA graph, which changes only the speed; needs batches of one shape.
     """
     nats = compiled_nats(next(state.model.parameters()).device) if compiled else batch_nats
     is_new = not compiled
@@ -221,7 +215,7 @@ def _captured(step: Step, *, others_ask: bool) -> Step:
 
     def replayed(batch: Batch, rate: Tensor) -> StepReport:
         given = {name: part for name, part in batch._asdict().items() if part is not None}
-        # The same at every step.
+        # Equal at every step.
         names[:] = given
         return call(rate, *given.values())
 
@@ -236,17 +230,14 @@ def loss_and_gradients(
     nats: Callable[[LanguageModel, Batch], Tensor] = batch_nats,
     group: Group | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean nats over all labels of the batch, and its gradients by name.
+    """Return the mean nats over all labels of the batch, and gradients by name.
 
-    Micro-batches add up sums over the batch's own count of labels, so that their number does not change the result.
-
-    Args:
-        group: other processes that train the same model and have as many labels each, over which the mean is then. The
-            sums are made while the backward pass of the last micro-batch runs.
+    Micro-batches are weighted by the batch's count of labels, so that their number does not change the result. With
+    `group`, the mean is over all its processes, whose batches have equally many labels; gradients are summed during the
+    backward pass of the last micro-batch.
 
     Raises:
-        ValueError: the model has dropout, and the batch brings no keys; or the labels of other ranks may be more, or
-            fewer.
+        ValueError: the model has dropout but the batch has no keys; or a group and weights.
     """
     if group is not None and batch.weight_BT is not None:
         raise ValueError("several ranks, and weights: the count of labels on the other ranks is not known")
@@ -268,7 +259,7 @@ def loss_and_gradients(
         if group is not None and start + num_rows >= size:
             losses = [torch.stack(losses).sum()]
             adding_up = group.adding_up(losses[0], parameters.values())
-        # Without autocast, which has decided each operator's dtype, but with the products of the forward pass.
+        # Without autocast, which has chosen the dtypes, but with the matrix products of the forward pass.
         with adding_up, record_function("backward"), multiplying(precision):
             loss.backward()
     gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
@@ -278,7 +269,7 @@ def loss_and_gradients(
 
 
 def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
-    """Scale all gradients, in place, so that their common norm is at most `limit`; returns the norm before."""
+    """Scale all gradients in place to a common norm of at most `limit`; return the norm before."""
     tensors = list(gradients.values())
     norm = torch.nn.utils.get_total_norm(tensors)
     torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
@@ -288,10 +279,8 @@ def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
 def update(
     state: TrainState, gradients: dict[str, Tensor], norm: Tensor, rate: Tensor, settings: TrainSettings
 ) -> None:
-    """One AdamW step (Loshchilov and Hutter, 2019), in place, by torch's fused kernel.
-
-    Where `norm`, that of the gradients, is not finite, nothing changes: the weights stay those of the last good step.
-    """
+    """Make one AdamW step (Loshchilov and Hutter, 2019) in place, by torch's fused kernel; nothing changes if `norm` is
+    not finite."""
     parameters = dict(state.model.named_parameters())
     spared = state.model.undecayed()
     not_finite = (~torch.isfinite(norm)).float()

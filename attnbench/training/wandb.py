@@ -1,7 +1,4 @@
-"""Mirror in wandb of results on disk: a training's metrics, a comparison's tables and charts.
-
-wandb is imported here alone, and only by a mirror whose mode is not `none`.
-"""
+"""Mirror in wandb of results on disk. wandb is imported only here, and not in mode `none`."""
 
 import logging
 import os
@@ -19,58 +16,50 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import LoggerSettings
 
 PROBE_SECONDS = 1.5
-"""Longest wait for any answer of wandb's server before a run is logged offline."""
+"""Longest wait for wandb's server before a run is logged offline."""
 INIT_SECONDS = 15.0
-"""Longest wait for a server that answers to take the run in."""
+"""Longest wait until a reachable server accepts the run."""
 FINISH_SECONDS = 20.0
-"""Longest wait at the end of a run for what is not uploaded yet; `wandb sync` uploads the rest."""
+"""Longest wait for uploads at the end of a run; `wandb sync` uploads the rest."""
 REACHABLE = "logged in, and the server can be reached"
-"""Why mode auto is online."""
+"""Reason for going online in mode auto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Numbers along an axis."""
-
     title: str
     axis: str
-    """Its name."""
     lines: dict[str, list[tuple[float, float]]]
-    """By name: (position on the axis, value)."""
+    """(position on the axis, value) by name."""
 
 
 LINE_CHART = "wandb/lineseries/v0"
 """Name of wandb's chart of several lines."""
 
 LINE_CHART_FIELDS = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}
-"""Its position, name and value, and the columns of its table that hold them."""
+"""The chart's fields and the columns of its table."""
 
 
 class WandbMirror:
-    """Mirror of a MetricsLog in wandb, online or offline; mode `none` does nothing and imports nothing.
+    """Mirror of a MetricsLog in wandb, online or offline.
 
-    Nothing here waits for the network for longer than PROBE_SECONDS + INIT_SECONDS at the start and FINISH_SECONDS at
-    the end. In between wandb's own process uploads what it can: a network lost in the middle costs the run nothing, and
-    what did not get through is on disk under root/wandb, for `wandb sync`. No code, git state, console output or
-    system statistics are kept; the config is what is given and nothing from the environment.
+    Waits for the network at most PROBE_SECONDS + INIT_SECONDS at the start and FINISH_SECONDS at the end. wandb's own
+    process uploads; data that it could not upload are in root/wandb, for `wandb sync`. Code, git state, console output
+    and system statistics are not recorded.
 
     A row's `split` becomes the prefix of its numbers (train/loss), and `tokens` is the horizontal axis.
 
     Args:
-        root: the folder that gets the one folder wandb/.
-        run_id: a readable name of the run.
-        folder: the folder that the run mirrors, which alone tells it from every other run: an offline copy of the same
-            folder that was not uploaded is replaced.
-        resume: the run goes on from a checkpoint; `replay` then gives the rows that came before.
+        root: parent folder of wandb/.
+        folder: the mirrored folder, which identifies the run; its offline copy that was not uploaded is replaced.
+        resume: the run continues from a checkpoint; `replay` then gives the earlier rows.
 
     Attributes:
-        mode: online, offline or none, as decided.
-        reason: why, in a few words.
-        notice: one line for the caller to print.
+        mode, reason: online, offline or none, and why.
+        notice: a line to print.
 
     Raises:
-        UserError: mode online where nobody is logged in or the server does not answer, an illegal project name, or a
-            `root` that cannot be written to.
+        UserError: mode online without login or answer, an illegal project name, or an unwritable `root`.
     """
 
     def __init__(
@@ -109,20 +98,27 @@ class WandbMirror:
         self._open(arguments, root, must_be_online=self.reason != REACHABLE, resume=resume)
 
     def _open(self, arguments: dict[str, Any], root: Path, *, must_be_online: bool, resume: bool) -> None:
-        _prepare_folder(root / "wandb")
-        # Tables wait there for `wandb sync`; otherwise in the user's home, where they would be missed.
+        try:
+            (root / "wandb").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            text = f"{root / 'wandb'}: cannot be made ({error.strerror}); logger=none needs no such folder"
+            raise UserError(text) from error
+        # wandb would silently use the system's temporary folder instead.
+        if not os.access(root / "wandb", os.W_OK | os.R_OK):
+            raise UserError(f"{root / 'wandb'}: cannot be written to; logger=none needs no such folder")
+        # Tables wait there for `wandb sync`, rather than in the user's home.
         os.environ.setdefault("WANDB_DATA_DIR", arguments["dir"] + "/wandb")
         stale = [file.parent for file in (root / "wandb").glob(f"offline-run-*/run-{arguments['id']}.wandb")]
         if self.mode == "online":
             try:
                 self._run = _init(arguments, mode="online", resume="allow" if resume else None)
             except wandb_errors() as error:
-                # Its first line says what happened, the rest how to call wandb otherwise.
+                # The first line names the cause, the others advise.
                 answer = str(error).splitlines()[0]
                 if must_be_online:
-                    raise UserError(f"{self.reason}: wandb's server did not take the run in: {answer}") from error
-                self.mode, self.reason = "offline", f"the server did not take the run in: {answer}"
-                # wandb's process holds on to the id of a run that it could not start.
+                    raise UserError(f"{self.reason}: wandb's server refused the run: {answer}") from error
+                self.mode, self.reason = "offline", f"the server refused the run: {answer}"
+                # wandb's process keeps the id of a run that it could not start.
                 _quiet_wandb().teardown()
         if self._run is None:
             self._run = _init(arguments, mode="offline", resume=None)
@@ -130,7 +126,7 @@ class WandbMirror:
         self._run.define_metric("tokens")
         self._run.define_metric("*", step_metric="tokens")
         for folder in stale:
-            # One that was uploaded stays: `wandb sync` passes it over.
+            # Uploaded copies stay; `wandb sync` skips them.
             if not any(folder.glob("*.synced")):
                 shutil.rmtree(folder)
         if self.mode == "online":
@@ -140,15 +136,12 @@ class WandbMirror:
             self.notice = f"wandb: offline ({self.reason}); view with `wandb leet`, upload with `wandb sync`: {folder}"
 
     def replay(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Give a resumed run the rows that metrics.jsonl kept.
-
-        A server that has them already gets none twice; an offline copy starts with them, so that it is whole.
-        """
+        """Write the rows kept in metrics.jsonl; a server that has them gets none twice."""
         for row in rows:
             self.write(row)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Show one row of metrics.jsonl; steps never go back."""
+        """Log a row of metrics.jsonl; steps never decrease."""
         if self._run is None or row["step"] < self._first_step:
             return
         prefix = f"{row['split']}/" if row.get("split") else ""
@@ -164,12 +157,7 @@ class WandbMirror:
         charts: Mapping[str, LineChart],
         summary: Mapping[str, float],
     ) -> None:
-        """Show tables, charts and a summary, which have no steps, under these names.
-
-        Args:
-            tables: columns, and rows of numbers, text and None.
-            summary: the numbers of the run as a whole.
-        """
+        """Log tables (columns and rows), charts and a summary, which have no steps."""
         if self._run is None:
             return
         wandb = _quiet_wandb()
@@ -185,7 +173,7 @@ class WandbMirror:
         self._send(lambda: (self._run.log(content), self._run.summary.update(dict(summary))))
 
     def close(self, exit_code: int = 0) -> None:
-        """End the run in wandb, as failed where `exit_code` is not 0; called a second time it does nothing."""
+        """End the run in wandb, as failed if `exit_code` is not 0."""
         run, self._run = self._run, None
         if run is not None:
             self._send(lambda: run.finish(exit_code=exit_code))
@@ -194,32 +182,31 @@ class WandbMirror:
         try:
             act()
         except wandb_errors() as error:
-            # metrics.jsonl has the row, and a mirror is no reason to end a run.
+            # metrics.jsonl has the row; a mirror must not end a run.
             self._run, self.reason = None, f"wandb's own process ended ({type(error).__name__})"
-            self.notice = f"wandb: off ({self.reason}); metrics.jsonl goes on"
+            self.notice = f"wandb: off ({self.reason}); metrics.jsonl continues"
             logging.getLogger(__name__).warning(self.notice)
 
 
 def beside(outputs_dir: str) -> Path:
-    """The folder that outputs_dir lies in, and wandb/ beside it."""
+    """Return the parent folder of outputs_dir."""
     return Path(outputs_dir).absolute().parent
 
 
 def legal_run_id(text: str, folder: Path) -> str:
-    """Make an id that wandb takes (letters, digits, `_.-`, at most 64): the beginning of a text, and a hash of the
-    folder's whole path, which no other run has."""
+    """Return an id that wandb accepts (letters, digits, `_.-`, at most 64), unique for the folder."""
     legal = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:51].strip("-.") or "run"
     return f"{legal}-{sha256(os.fsencode(folder.resolve())).hexdigest()[:12]}"
 
 
 def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
-    """Choose between online, offline and none, and say why.
+    """Choose online, offline or none, with the reason.
 
-    WANDB_MODE, then what `wandb offline` has stored, answer for `auto`; WANDB_MODE=disabled and
-    WANDB_DISABLED=true switch every mode off.
+    WANDB_MODE, then the mode that `wandb offline` stored, decide for `auto`; WANDB_MODE=disabled and
+    WANDB_DISABLED=true turn every mode off.
 
     Raises:
-        UserError: online is asked for and cannot be, or WANDB_MODE is no mode.
+        UserError: online was requested but is impossible, or WANDB_MODE is illegal.
     """
     asked, why = settings.mode, f"logger.mode={settings.mode}"
     environment = os.environ.get("WANDB_MODE", "").lower()
@@ -248,12 +235,12 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 
 
 def _obstacle() -> str | None:
-    """Obstacle that keeps a run from going online, None for none; asking takes PROBE_SECONDS at most."""
+    """Return the reason why a run cannot go online, if any."""
     wandb = _quiet_wandb()
     settings = wandb.setup().settings
     hosts = [urlsplit(settings.base_url).netloc]
     if settings.base_url == wandb.Settings.model_fields["base_url"].default:
-        # Keys of the public server are kept under this name, whatever the server is called today.
+        # Keys of the public server are stored under this name.
         hosts.append("api.wandb.ai")
     if not (settings.api_key or settings.identity_token_file or any(map(has_netrc_key, hosts))):
         return "not logged in"
@@ -263,27 +250,16 @@ def _obstacle() -> str | None:
 
 
 def entity_of(settings: LoggerSettings) -> str:
-    """User or team that runs belong to: the one that is named, or the default of the login."""
     return settings.entity or _quiet_wandb().Api().default_entity or ""
 
 
-def _prepare_folder(folder: Path) -> None:
-    # wandb would move to the system's temporary folder without a word.
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror}); logger=none needs no such folder") from error
-    if not os.access(folder, os.W_OK | os.R_OK):
-        raise UserError(f"{folder}: cannot be written to; logger=none needs no such folder")
-
-
 def _quiet_wandb() -> Any:
-    """Import wandb, which prints nothing: what there is to say is in `notice`.
+    """Import wandb without output.
 
     Raises:
-        UserError: the user's own settings of wandb are illegal, or nobody knows the user's home folder.
+        UserError: wandb's settings are illegal, or the home folder is unknown.
     """
-    # Its usage statistics hold up the end of the process for 20 seconds where the network is gone, and print errors.
+    # Its usage statistics delay the end of the process by 20 seconds without a network, and print errors.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
     from pydantic import ValidationError
@@ -293,7 +269,7 @@ def _quiet_wandb() -> Any:
     except RuntimeError as error:
         raise UserError(f"wandb cannot be used: {error} Set HOME; logger=none needs no home folder") from error
     except ValidationError as error:
-        # Only its words: the value may be a key.
+        # Without the value, which may be a key.
         problem = error.errors()[0]
         name = problem["loc"][0]
         raise UserError(f"wandb's setting {name}, from the environment or its file: {problem['msg']}") from error
@@ -301,7 +277,7 @@ def _quiet_wandb() -> Any:
 
 
 def wandb_errors() -> tuple[type[Exception], ...]:
-    """Errors that wandb raises where its server refuses a run, and where its process has died."""
+    """Return the errors of a refusing server or an ended process of wandb."""
     from wandb.errors import Error
     from wandb.sdk.mailbox import HandleAbandonedError
 
@@ -322,5 +298,5 @@ def _init(arguments: dict[str, Any], *, mode: str, resume: str | None) -> Any:
         finish_timeout=FINISH_SECONDS,
         login_timeout=1.0,
     )
-    # A run that the caller's own program has open is neither returned nor ended.
+    # A run that the calling program has open is neither returned nor ended.
     return wandb.init(**arguments, mode=mode, resume=resume, reinit="create_new", settings=settings)

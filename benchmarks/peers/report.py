@@ -146,7 +146,7 @@ def _agreement(rows: Sequence[ResultRow]) -> list[str | Table]:
 def _images(rows: Sequence[ResultRow]) -> dict[str, tuple[str, str]]:
     """The agreement's figures, caption and SVG by file name; none where it was not measured."""
     # The plotting library is not there on every machine that measures.
-    from attnbench.report.charts.look import to_svg
+    from attnbench.report.charts.style import to_svg
     from attnbench.report.charts.pictures import picture
 
     steps, paths = [row for row in _of(rows, "agreement") if "step" in row.measurement.settings], list(PATHS)

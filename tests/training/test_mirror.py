@@ -316,8 +316,8 @@ except UserError as error:
     print(error)
 """
     decision, refusal = in_a_process(script, tmp_path, WANDB_API_KEY=KEY, WANDB_BASE_URL=server).splitlines()
-    assert decision == "offline the server did not take the run in: no such user"
-    assert refusal == "logger.mode=online: wandb's server did not take the run in: no such user"
+    assert decision == "offline the server refused the run: no such user"
+    assert refusal == "logger.mode=online: wandb's server refused the run: no such user"
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
 
 

@@ -260,7 +260,7 @@ def _batch_size(given: int | str, most: int | None, window: int) -> int:
 
 
 def _temperature(options: Mapping[str, Any]) -> float:
-    """Return 0 for greedy. As in the harness's own models, a temperature implies sampling unless `do_sample` is given."""
+    """Return 0 for greedy. As in the harness, a temperature implies sampling unless `do_sample` is given."""
     given, is_sampled = options.get("temperature"), options.get("do_sample")
     if is_sampled is None:
         is_sampled = given is not None

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from attnbench.cli.compose import CONF
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.finding import RANGES, ContrastSettings, FindingSettings, read_finding
-from attnbench.verdict.claims import decide, variant_at
 from attnbench.verdict.bounds import PASS
+from attnbench.verdict.claims import decide, variant_at
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from small import identity_of

@@ -19,7 +19,6 @@ class Note:
     kind: str = "note"
     """CSS class; empty for plain text."""
     heading: str = ""
-    """Bold words before the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class Folded:
 
     title: str
     count: str
-    """Small print after the title."""
     block: "Table | dict[str, str]"
     is_open: bool = False
 
@@ -44,13 +42,10 @@ class Picture:
     """File name without suffix; see `file_name`."""
     title: str
     spec: dict[str, Any]
-    """Vega-Lite."""
     description: str
     """Text for readers who cannot see the chart."""
     legend: str = ""
-    """Small print after the title."""
     missing: str = ""
-    """Sentence on missing numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,6 @@ class Section:
     title: str
     blocks: Sequence[Block]
     evaluation: str = ""
-    """Evaluation that the section is about, if any."""
     parts: dict[str, list[Block]] | None = None
     """Content below headings of the second level."""
 

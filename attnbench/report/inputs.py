@@ -52,7 +52,6 @@ class Protocol:
     in_looks: bool = False
     """The seeds came by plan.seeds=auto."""
     control_seeds: list[int] = field(default_factory=list)
-    """Seeds of the control."""
     corpora: Corpora | None = None
     """Corpora of a plan with several; its evaluations of language models are named with their corpus."""
     factors: list[str] = field(default_factory=list)
@@ -66,7 +65,6 @@ class Protocol:
     failures: list[dict[str, str]] = field(default_factory=list)
     """`cell` and `reason` of each cell without rows."""
     missing: list[str] = field(default_factory=list)
-    """Unfinished cells of the plan."""
     protocols: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rules of the latest run, by evaluation; see `results.protocol`."""
     first_scored: str | None = None
@@ -86,12 +84,10 @@ class Inputs:
     rows: list[ResultRow]
     """Rows of single seeds, in the order of the variants."""
     control: list[ResultRow]
-    """Rows of the control."""
     protocol: Protocol
     environments: dict[str, dict[str, Any] | None]
     """Environment by fingerprint, for all fingerprints in rows; None if no file has it."""
     incomplete: list[str]
-    """Results files that were cut off."""
     folders: dict[str, Path]
     """Folders of the runs that are on this disk."""
     frozen: str = ""

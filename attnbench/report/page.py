@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
+from attnbench.report.blocks import Block, Lines, Note, Pictures, Scores, Section
 from attnbench.report.charts import style
 from attnbench.report.charts import vega as charts
 from attnbench.report.inputs import Inputs, read_inputs
@@ -94,8 +94,13 @@ def write_sections(
     sections: Sequence[Section], *, target: Path, title: str, variants: Sequence[str], facts: list[str], command: str
 ) -> Path:
     shown = {f"section-{index}": section for index, section in enumerate(sections)}
-    pictures = [picture for section in shown.values() for picture in _pictures(section)]
-    _write_figures(pictures, variants, target)
+    blocks = [block for section in sections for block in section.blocks]
+    pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
+    (target / "figures").mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        svg = style.to_svg(picture, variants)
+        replace_file(target / "figures" / f"{picture.name}.svg", svg)
+        unlinked(target / "figures" / f"{picture.name}.png").write_bytes(style.to_png(svg))
     scripts = [style.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
     page = render(
         plan=title,
@@ -114,18 +119,6 @@ def write_sections(
     )
     replace_file(target / "index.html", page)
     return target / "index.html"
-
-
-def _pictures(section: Section) -> list[Picture]:
-    return [picture for block in section.blocks if isinstance(block, Pictures) for picture in block.shown]
-
-
-def _write_figures(pictures: Sequence[Picture], variants: Sequence[str], target: Path) -> None:
-    (target / "figures").mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
-        svg = style.to_svg(picture, variants)
-        replace_file(target / "figures" / f"{picture.name}.svg", svg)
-        unlinked(target / "figures" / f"{picture.name}.png").write_bytes(style.to_png(svg))
 
 
 def _policy(scripts: Sequence[str]) -> str:

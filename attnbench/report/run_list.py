@@ -12,7 +12,7 @@ from attnbench.machine.signals import answering
 from attnbench.report.run_pair import comparison_tables, score_text
 from attnbench.report.sections.words import metric_name
 from attnbench.results.metrics import is_timed
-from attnbench.results.pruning import LOST, Pruning, Removal, plan_pruning, remove
+from attnbench.results.pruning import LOST, Pruning, plan_pruning, remove
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
@@ -226,7 +226,13 @@ def _prune(
 def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool = False) -> Table:
     """Return a table of the folders to remove; notes name the loss and the folders that stay."""
     is_whole = kind in ("unfinished", "failed")
-    lines = [_removal_line(removal, is_whole=is_whole, in_full=in_full) for removal in pruning.removals]
+    lines = [
+        [
+            *([str(it.run.folder), str(it.num_bytes)] if in_full else [*_labels(it.run)[:-1], _size(it.num_bytes)]),
+            *([it.loss] if is_whole else []),
+        ]
+        for it in pruning.removals
+    ]
     lost = ["lost"] if is_whole else []
     headers = ["path", "bytes", *lost] if in_full else [*LABELS, *lost]
     num_bytes = sum(removal.num_bytes for removal in pruning.removals)
@@ -242,14 +248,6 @@ def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool =
     notes += [f"Stays: {_named(kept)}: {reason}." for reason, kept in pruning.kept.items()]
     notes += ["dry_run=false removes them."] if dry_run and lines else []
     return Table(title="" if in_full else kind, headers=headers, lines=lines, notes=notes, num_labels=2)
-
-
-def _removal_line(removal: Removal, *, is_whole: bool, in_full: bool) -> list[str]:
-    loss = [removal.loss] if is_whole else []
-    if in_full:
-        return [str(removal.run.folder), str(removal.num_bytes), *loss]
-    run = removal.run
-    return [*_labels(run)[:-1], _size(removal.num_bytes), *loss]
 
 
 def _named(runs: Sequence[Run]) -> str:

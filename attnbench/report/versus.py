@@ -4,7 +4,6 @@ A side is the folder of an experiment, or FOLDER@COMMIT or FOLDER@DATE for the r
 one day (2026-11-24, in local time).
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from attnbench.results.row_files import started_at
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table, print_table
 from attnbench.settings.errors import UserError
-from attnbench.verdict.family import pair_of
+from attnbench.verdict.family import pair_of, primary_figures
 from attnbench.verdict.ranking import Pair, Verdict, judge
 from attnbench.verdict.seeds import Figure
 
@@ -128,7 +127,6 @@ def _day(path: Path) -> str:
 
 
 def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
-
     def renamed(side: Side) -> list[ResultRow]:
         of_it = [row for row in side.inputs.rows if row.identity.variant in shared]
         # Runs with equal names are in two folders.
@@ -169,18 +167,14 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
 
 
 def _pair(evaluation: str, primary: Primary, first: str, second: str, over_seeds: Sequence[Figure]) -> Pair:
-    by_setting: dict[str, dict[str, Figure]] = {}
-    for figure in over_seeds:
-        is_primary = figure.evaluation == evaluation and primary.takes(figure.metric, figure.settings)
-        if is_primary and figure.variant in (first, second):
-            by_setting.setdefault(json.dumps(figure.settings, sort_keys=True), {})[figure.variant] = figure
-    both = [group for group in by_setting.values() if len(group) == 2]
-    if by_setting and not both:
+    of_it = [figure for figure in over_seeds if figure.evaluation == evaluation]
+    scores = [figure for figure in of_it if primary.takes(figure.metric, figure.settings)]
+    settings = [[figure.settings for figure in scores if figure.variant == name] for name in (first, second)]
+    common = [figure for figure in scores if all(figure.settings in of_side for of_side in settings)]
+    if any(settings) and not common:
         empty = pair_of(evaluation, primary, first, second, {})
         return replace(empty, obstacle=f"{evaluation} has no setting in common")
-    hardest = max(both, key=lambda group: primary.hardness(group[first].settings), default={})
-    of_it = [figure for figure in over_seeds if figure.evaluation == evaluation]
-    return pair_of(evaluation, primary, first, second, hardest, of_it)
+    return pair_of(evaluation, primary, first, second, primary_figures(common, primary, (first, second)), of_it)
 
 
 def _seeds_text(pair: Pair, over_seeds: Sequence[Figure]) -> str:

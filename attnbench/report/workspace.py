@@ -151,28 +151,24 @@ def make_dashboard(settings: LoggerSettings, output: Path) -> str:
 
 def _sections() -> list[Any]:
     workspaces, reports = _library()
-    table = reports.WeavePanelSummaryTable(table_name=ROWS, layout=reports.Layout(w=24, h=9))
-    curves = [reports.LinePlot(title=_title(name), x="tokens", y=[name]) for name in CURVES]
-    return [
-        workspaces.Section(name="Results", panels=[table], is_open=True),
-        *(
-            workspaces.Section(name=words.heading(name), panels=_chart_panels(name, plots), is_open=True)
-            for name, plots in _plots().items()
-        ),
-        workspaces.Section(name="Training", panels=curves, is_open=True),
-    ]
 
-
-def _chart_panels(evaluation: str, plots: Sequence[tuple[str, str]]) -> list[Any]:
-    _, reports = _library()
-    return [
-        reports.CustomChart(
+    def chart(evaluation: str, metric: str, axis: str) -> Any:
+        return reports.CustomChart(
             query={"summaryTable": {"tableKey": f"{chart_key(evaluation, metric, axis)}_table"}},
             chart_name=LINE_CHART,
             chart_fields=LINE_CHART_FIELDS,
             chart_strings={"title": _title(metric), "xname": words.axis_name(axis)},
         )
-        for metric, axis in plots
+
+    table = reports.WeavePanelSummaryTable(table_name=ROWS, layout=reports.Layout(w=24, h=9))
+    curves = [reports.LinePlot(title=_title(name), x="tokens", y=[name]) for name in CURVES]
+    return [
+        workspaces.Section(name="Results", panels=[table], is_open=True),
+        *(
+            workspaces.Section(name=words.heading(name), panels=[chart(name, *plot) for plot in plots], is_open=True)
+            for name, plots in _plots().items()
+        ),
+        workspaces.Section(name="Training", panels=curves, is_open=True),
     ]
 
 

@@ -1,6 +1,7 @@
 """Locate the first non-finite number of a diverged training: its step and its layer."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,21 @@ def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, pr
     """Name the first non-finite weight, output of a module, loss or gradient of a step, if there is one."""
     culprits: list[str] = []
     handles = []
+
+    def check_gradient(name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None and not _is_finite(parameter.grad):
+            culprits.append(f"the gradient of {name}")
+
+    def check_output(name: str, module: nn.Module, given: Any, output: Any) -> None:
+        if not all(_is_finite(x) for x in tree_leaves(output) if isinstance(x, Tensor)):
+            culprits.append(f"the output of {name}")
+
     for name, parameter in model.named_parameters():
         if not _is_finite(parameter):
             return f"the weight {name}"
-        handles.append(parameter.register_post_accumulate_grad_hook(_gradient_hook(name, culprits)))
+        handles.append(parameter.register_post_accumulate_grad_hook(partial(check_gradient, name)))
     for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(_output_hook(name, culprits)))
+        handles.append(module.register_forward_hook(partial(check_output, name)))
     try:
         loss, gradients = loss_and_gradients(model, batch, settings.micro_batch_size, precision)  # pyright: ignore[reportArgumentType]
     finally:
@@ -58,22 +68,6 @@ def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, pr
     # Finite gradients may have an infinite norm.
     norm = torch.nn.utils.get_total_norm(list(gradients.values()))
     return None if _is_finite(norm) else "the norm of all gradients"
-
-
-def _output_hook(name: str, culprits: list[str]) -> Callable[..., None]:
-    def check(module: nn.Module, given: Any, output: Any) -> None:
-        if not all(_is_finite(x) for x in tree_leaves(output) if isinstance(x, Tensor)):
-            culprits.append(f"the output of {name}")
-
-    return check
-
-
-def _gradient_hook(name: str, culprits: list[str]) -> Callable[[Tensor], None]:
-    def check(parameter: Tensor) -> None:
-        if parameter.grad is not None and not _is_finite(parameter.grad):
-            culprits.append(f"the gradient of {name}")
-
-    return check
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -77,8 +77,8 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Estimate:
     The test of first - r second rejects r by subsets of seeds whose sum is negative, which is so where the ratio of the
     subset's sums is below r: the ordered ratios of subsets are the possible ends of the interval.
     """
-    above, _ = subset_sums(first)
-    below, _ = subset_sums(second)
+    above, _ = subset_sums(tuple(first))
+    below, _ = subset_sums(tuple(second))
     ratios = np.sort(above[1:] / below[1:])
     rank = math.floor(LEVEL * len(above) * (1 + 1e-12))
     low, high = (float(ratios[rank - 1]), float(ratios[-rank])) if rank else (0.0, math.inf)

@@ -62,7 +62,6 @@ class Decision:
     verdict: str
     tested: Sequence[Tested] = ()
     reason: str = ""
-    """Reason for not running it."""
 
     @property
     def line(self) -> str:

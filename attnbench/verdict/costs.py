@@ -62,20 +62,19 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list
     if cost_metric(primary) == "step_milliseconds":
         # Variants that share a model share its score, but each kernel has its own time.
         groups = [[_named(score, name) for score in group for name in score.names] for group in groups]
-    pairs = [[(score, _cost_of(score, figures, primary)) for score in group] for group in groups]
-    found = [[Priced(score, cost) for score, cost in group if score.mean is not None and cost] for group in pairs]
+    metric = cost_metric(primary)
+
+    def cost_of(score: Figure) -> Figure | None:
+        costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
+        # The largest batch; throughput is measured before scaling.
+        return max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
+
+    found = [[Priced(it, cost) for it in group if it.mean is not None and (cost := cost_of(it))] for group in groups]
     return [group for group in found if group]
 
 
 def _named(score: Figure, name: str) -> Figure:
     return replace(score, names=(name,), identity=replace(score.identity, variant=name))
-
-
-def _cost_of(score: Figure, figures: Sequence[Figure], primary: Primary) -> Figure | None:
-    metric = cost_metric(primary)
-    costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
-    # The largest batch; throughput is measured before scaling.
-    return max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
 
 
 def _is_cost_of(cost: Figure, score: Figure) -> bool:

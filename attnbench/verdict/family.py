@@ -38,13 +38,11 @@ class Pair:
     """First minus second for each common seed, in the order of the seeds."""
     seeds: tuple[int, ...] = ()
     resolution: float = NATS_RESOLUTION
-    """Step between scores."""
     solved: tuple[int, int] | None = None
     """Numbers of these seeds that solve the task, for the first and second variant; None if unknown."""
     failed: tuple[str, ...] = ()
     """Variants of the pair with diverged seeds, which count as chance."""
     obstacle: str = ""
-    """Reason why there can be no verdict."""
 
     @property
     def test(self) -> PairedTest:

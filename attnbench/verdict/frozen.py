@@ -48,14 +48,16 @@ def frozen_sentence(
         if not is_search(row.identity.seed):
             measured.setdefault(row.identity.evaluation, []).append(row)
     if freeze is None:
-        changed = _other_rules(measured, {name: str(entry.get("id")) for name, entry in protocols.items()})
-        return " ".join([NOT_FROZEN, *(f"{fault[0].upper()}{fault[1:]}." for fault in changed)])
+        others = _other_rules(measured, {name: str(entry.get("id")) for name, entry in protocols.items()})
+        return " ".join([NOT_FROZEN, *(f"{fault[0].upper()}{fault[1:]}." for fault in others)])
     then = {str(name): str(entry["id"]) for name, entry in freeze["protocols"].items()}
     # Only evaluations with a primary metric are scored at every seed of the plan.
     tested = [name for name, entry in freeze["protocols"].items() if entry["primary"] is not None]
     seeds = {*freeze["seeds"], *freeze["probe_seeds"], *freeze["control_seeds"]}
     more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)  # pyright: ignore
     pairs = {(entry["evaluation"], entry["first"], entry["second"]) for entry in freeze["family"]}
+    now = rules()
+    changed = {name for entry in freeze["protocols"].values() for name in now if entry["rules"].get(name) != now[name]}
     faults = [
         _order(str(freeze["frozen"]), committed, first_scored),
         f"{num_without_start} results do not say when they were begun" if num_without_start else "",
@@ -64,7 +66,7 @@ def frozen_sentence(
         *_without_scores(freeze, measured),
         _searched_otherwise(freeze, rates),
         *_other_rules(measured, then),
-        *_changed_since(freeze["protocols"]),
+        f"the rules of verdicts have changed since in {', '.join(sorted(changed))}" if changed else "",
     ]
     faults = [fault for fault in faults if fault]
     in_git = (
@@ -193,9 +195,3 @@ def _other_rules(measured: Mapping[str, Sequence[ResultRow]], ids: Mapping[str, 
             named = "rows that name none" if others == {"None"} else f"protocol {', '.join(sorted(others))}"
             faults.append(f"{evaluation} was scored under other rules ({named}; now {ids[evaluation]})")
     return faults
-
-
-def _changed_since(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    now = rules()
-    names = {name for entry in protocols.values() for name in now if entry["rules"].get(name) != now[name]}
-    return [f"the rules of verdicts have changed since in {', '.join(sorted(names))}"] if names else []

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
@@ -59,24 +59,11 @@ def over_corpora(verdicts: Sequence[Verdict]) -> list[OverCorpora]:
 
 def _over_corpora(evaluation: str, first: str, second: str, verdicts: dict[str, Verdict]) -> OverCorpora:
     primary = next(iter(verdicts.values())).pair.primary
-    differences = {corpus: list(verdict.pair.differences) for corpus, verdict in verdicts.items()}
-    estimate, between, obstacle = None, None, _obstacle(primary, verdicts)
-    if not obstacle:
-        fitted = mixed_model(list(differences.values()))
-        if isinstance(fitted, str):
-            obstacle = fitted
-        else:
-            estimate, between = fitted
-    return OverCorpora(
-        evaluation=evaluation,
-        primary=primary,
-        first=first,
-        second=second,
-        verdicts=verdicts,
-        estimate=estimate,
-        between=between,
-        obstacle=obstacle,
-    )
+    pair = OverCorpora(evaluation=evaluation, primary=primary, first=first, second=second, verdicts=verdicts)
+    fitted = _obstacle(primary, verdicts) or mixed_model([verdict.pair.differences for verdict in verdicts.values()])
+    if isinstance(fitted, str):
+        return replace(pair, obstacle=fitted)
+    return replace(pair, estimate=fitted[0], between=fitted[1])
 
 
 def _obstacle(primary: Primary, verdicts: dict[str, Verdict]) -> str:

@@ -28,7 +28,6 @@ class Choice:
     """Mean validation score by rate over the search seeds; None if all failed. Empty without a search; for language
     models, only of rates that went on to full trainings."""
     seeds: dict[str, list[float | None]] = field(default_factory=dict)
-    """Scores of each rate by seed."""
     solved: dict[str, int] = field(default_factory=dict)
     """Number of search seeds that solved the task, by rate; empty for language models."""
     steps: dict[str, float] = field(default_factory=dict)

@@ -218,7 +218,7 @@ class SignFlip(PairedTest):
         return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
 
     def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
-        sums, sizes = subset_sums(differences)
+        sums, sizes = subset_sums(tuple(differences))
         means = np.sort(sums[1:] / sizes[1:])
         rank = self._rank(1 - level, min(len(differences), MAX_EXACT))
         low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
@@ -240,7 +240,7 @@ class SignFlip(PairedTest):
         return TIE * max(map(abs, values))
 
     def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
-        sums, sizes = subset_sums(differences)
+        sums, sizes = subset_sums(tuple(differences))
         # A mean equal to the centre, apart from rounding, counts on both sides.
         near = self._near([centre, *differences])
         below = np.count_nonzero(sums <= (centre + near) * sizes)
@@ -304,13 +304,9 @@ class McNemar(PairedTest):
 STUDENT, SIGN_FLIP, MCNEMAR = Student(), SignFlip(), McNemar()
 
 
-def subset_sums(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return sums and sizes of all subsets, the empty one first; beyond 20 values, of a fixed random million."""
-    return _subset_sums(tuple(values))
-
-
 @lru_cache(maxsize=4)
-def _subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return sums and sizes of all subsets, the empty one first; beyond 20 values, of a fixed random million."""
     array = np.asarray(values, dtype=float)
     if len(array) > MAX_EXACT:
         chosen = np.random.default_rng(0).random((2**MAX_EXACT, len(array)), dtype=np.float32) < 0.5

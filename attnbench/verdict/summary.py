@@ -44,7 +44,6 @@ class Column:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     figure: Figure | None = None
-    """None if nothing was measured."""
     verdict: Verdict | None = None
     """Verdict on the variant against the reference, in columns of primary metrics; None without a reference."""
     is_best: bool = False

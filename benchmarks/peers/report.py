@@ -146,8 +146,8 @@ def _agreement(rows: Sequence[ResultRow]) -> list[str | Table]:
 def _images(rows: Sequence[ResultRow]) -> dict[str, tuple[str, str]]:
     """The agreement's figures, caption and SVG by file name; none where it was not measured."""
     # The plotting library is not there on every machine that measures.
-    from attnbench.report.charts.style import to_svg
     from attnbench.report.charts.pictures import picture
+    from attnbench.report.charts.style import to_svg
 
     steps, paths = [row for row in _of(rows, "agreement") if "step" in row.measurement.settings], list(PATHS)
     plots = plots_of(figures(steps), PLOTS) if steps else []

@@ -184,15 +184,12 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
 def _grouped(figures: Sequence[Figure], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Figure]]]:
     groups: dict[str, tuple[dict[str, Any], list[Figure]]] = {}
     for figure in figures:
-        fixed = {name: _setting(figure, name) for name in names if name == TOKENS or name in figure.settings}
+        settings = figure.settings
+        if TOKENS in names:
+            settings = {**settings, TOKENS: settings["sequence_length"] * settings["batch_size"]}
+        fixed = {name: settings[name] for name in names if name in settings}
         groups.setdefault(json.dumps(fixed, sort_keys=True), (fixed, []))[1].append(figure)
     return list(groups.values())
-
-
-def _setting(figure: Figure, name: str) -> Any:
-    if name == TOKENS:
-        return figure.settings["sequence_length"] * figure.settings["batch_size"]
-    return figure.settings[name]
 
 
 def _num_positions(figures: Sequence[Figure], axis: str) -> int:

@@ -81,7 +81,10 @@ def to_svg(picture: Picture, variants: Sequence[str]) -> str:
     below = [line for line in (picture.legend, picture.missing) if line]
     title = {"text": picture.title, "subtitle": below, "anchor": "start", "offset": 16}
     static = {**picture.spec, "width": STATIC_WIDTH, "title": with_printable_text(title)}
-    return _draw("vegalite_to_svg", vl_spec=static, vl_version=VEGA_LITE, config=_on_white(variants)).decode()
+    light, longest = config(dark=False), max((8 * len(name) for name in variants), default=LEGEND_LIMIT)
+    legend = {**light["legend"], "columns": max(1, STATIC_WIDTH // (longest + 40)), "labelLimit": 0}
+    on_white = {**light, "legend": legend, "background": "white", "padding": 16}
+    return _draw("vegalite_to_svg", vl_spec=static, vl_version=VEGA_LITE, config=on_white).decode()
 
 
 def to_png(svg: str) -> bytes:
@@ -129,9 +132,3 @@ def _engine() -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
     )
-
-
-def _on_white(variants: Sequence[str]) -> dict[str, Any]:
-    light, longest = config(dark=False), max((8 * len(name) for name in variants), default=LEGEND_LIMIT)
-    legend = {**light["legend"], "columns": max(1, STATIC_WIDTH // (longest + 40)), "labelLimit": 0}
-    return {**light, "legend": legend, "background": "white", "padding": 16}

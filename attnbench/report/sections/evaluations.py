@@ -40,7 +40,8 @@ def evaluation_section(
     singles = [plot for plot in plots if len(plot.positions) == 1 and not plot.is_whole]
     shown = [plot for plot in plots if plot not in singles]
     blocks: list[Block] = sittings_note(sittings_lead((words.metric_name(it.metric, it.unit), it) for it in figures))
-    blocks += [] if verdicts else _lead(figures, evaluation)
+    if not verdicts and (columns := headline_columns(figures, evaluation)):
+        blocks.append(Note(words.plain_answer(figures, columns[0]), kind="lead"))
     blocks += [Note(words.capitalized(described.purpose), kind="about")] if described.purpose else []
     blocks += [Pictures([picture(plot, variants) for plot in shown])] if shown else []
     blocks += [table_of_singles(singles)] if singles else []
@@ -77,11 +78,6 @@ def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Sect
 
 def sittings_note(text: str) -> list[Block]:
     return [Note(text, kind="callout")] if text else []
-
-
-def _lead(figures: Sequence[Figure], evaluation: str) -> list[Block]:
-    columns = headline_columns(figures, evaluation)
-    return [Note(words.plain_answer(figures, columns[0]), kind="lead")] if columns else []
 
 
 def _definitions(figures: Sequence[Figure]) -> list[Folded]:

@@ -93,11 +93,7 @@ def _budgets(figures: Sequence[Figure]) -> list[Block]:
         f"Percentages are differences from {lines[0][0]}’s model of the same task. Models are matched by the width of "
         "their feed-forward layers; models without these, such as recall’s, differ by the sizes of their mixers."
     )
-    return [_table("Budgets achieved", headers, lines, num_labels=3), Note(note)]
-
-
-def _table(title: str, headers: Sequence[str], lines: Sequence[Sequence[str | TableCell]], *, num_labels: int) -> Table:
-    return Table(title=title, headers=headers, lines=lines, num_labels=num_labels)
+    return [Table(title="Budgets achieved", headers=headers, lines=lines, num_labels=3), Note(note)]
 
 
 def _model(evaluation: str, where: str) -> str:
@@ -115,8 +111,17 @@ def _budget(value: float | None, first: float | None) -> TableCell:
 def _rates(inputs: Inputs) -> list[Block]:
     if inputs.protocol.rates:
         return [_recorded_rates(inputs.protocol.rates), Note(RATES_NOTE)]
-    lines = _rates_of_rows(inputs)
-    return [_table("Learning rates used", ["Variant", "Task", "Remark", "Rate"], lines, num_labels=3)] if lines else []
+    used: dict[str, list[str | TableCell]] = {}
+    for row in inputs.rows:
+        settings, identity = row.measurement.settings, row.identity
+        if settings.get("learning_rate") is None or is_search(identity.seed):
+            continue
+        rate = f"{settings['learning_rate']:g}"
+        remark = _remark(bool(settings.get("rate_at_edge")))
+        key = json.dumps([identity.variant, identity.evaluation, rate])
+        used.setdefault(key, [identity.variant, identity.evaluation, remark, rate])
+    headers, lines = ["Variant", "Task", "Remark", "Rate"], list(used.values())
+    return [Table(title="Learning rates used", headers=headers, lines=lines, num_labels=3)] if lines else []
 
 
 def _recorded_rates(rates: Sequence[Choice]) -> Table:
@@ -128,7 +133,7 @@ def _recorded_rates(rates: Sequence[Choice]) -> Table:
         cells = [_score(value, rate) for value in grid]
         lines.append([rate.variant, task, _remark(rate.at_edge, source), *cells])
     headers = ["Variant", "Task", "Remark", *(f"{value:g}" for value in grid)]
-    return _table("Learning rates chosen", headers, lines, num_labels=3)
+    return Table(title="Learning rates chosen", headers=headers, lines=lines, num_labels=3)
 
 
 def _score(value: float, rate: Choice) -> str | TableCell:
@@ -150,19 +155,6 @@ def _remark(at_edge: bool, source: str = "") -> str | TableCell:
     return TableCell(text="at the edge of its grid", mark="warn") if at_edge else NOTHING
 
 
-def _rates_of_rows(inputs: Inputs) -> list[list[str | TableCell]]:
-    lines: dict[str, list[str | TableCell]] = {}
-    for row in inputs.rows:
-        settings, identity = row.measurement.settings, row.identity
-        if settings.get("learning_rate") is None or is_search(identity.seed):
-            continue
-        rate = f"{settings['learning_rate']:g}"
-        remark = _remark(bool(settings.get("rate_at_edge")))
-        key = json.dumps([identity.variant, identity.evaluation, rate])
-        lines.setdefault(key, [identity.variant, identity.evaluation, remark, rate])
-    return list(lines.values())
-
-
 def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for figure in figures:
@@ -181,7 +173,7 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
         return [Note("Nothing: every measurement has a number.", kind="")]
     headers = ["Variant", "Where", "What", "Status", "Reason"]
     marked = [[*line[:3], TableCell(text=line[3], mark="lost"), line[4]] for line in lines]
-    return [_table("What has no number, and why", headers, marked, num_labels=5)]
+    return [Table(title="What has no number, and why", headers=headers, lines=marked, num_labels=5)]
 
 
 def _missing(inputs: Inputs) -> list[Block]:
@@ -209,7 +201,8 @@ def _environments(inputs: Inputs) -> list[Block]:
         differing = [[name, *map(_shown, values[name])] for name in names if name not in shared]
         if differing:
             headers = ["What differs", *stamps]
-            parts.append(_table("What differs between the environments", headers, differing, num_labels=len(headers)))
+            title = "What differs between the environments"
+            parts.append(Table(title=title, headers=headers, lines=differing, num_labels=len(headers)))
             parts.append(_by_environment(inputs, stamps))
     if unknown:
         parts.append(Note(f"No file contains the environment {words.listed(unknown)}."))
@@ -226,7 +219,7 @@ def _by_environment(inputs: Inputs, names: Iterable[str]) -> Table:
         what = "; ".join(f"{evaluation}: {words.listed(variants)}" for evaluation, variants in measured.items())
         lines.append([name, what, str(len(identities))])
     headers = ["Environment", "Measured there", "Rows"]
-    return _table("Which rows come from which environment", headers, lines, num_labels=2)
+    return Table(title="Which rows come from which environment", headers=headers, lines=lines, num_labels=2)
 
 
 def _shown(value: Any) -> str:

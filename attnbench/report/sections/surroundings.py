@@ -98,9 +98,11 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
         if isinstance(options, dict | list) and not is_search(identity.seed):
             by_variant = by_evaluation.setdefault(split_name(identity.evaluation)[0], {})
             if identity.variant not in by_variant:
-                of_layers = options if isinstance(options, list) else [options]
-                joined = _of_all_layers(of_layers)
-                by_variant[identity.variant] = identity.mixer, {**joined, **_activation(identity.mixer, joined)}
+                joined = _of_all_layers(options if isinstance(options, list) else [options])
+                classes = _known(identity.mixer)
+                activations = dict.fromkeys("silu" if cls.activates(joined) else "none" for cls in classes)
+                joined |= {ACTIVATION: words.listed(activations)} if activations else {}
+                by_variant[identity.variant] = identity.mixer, joined
     return by_evaluation
 
 
@@ -120,11 +122,6 @@ def _classes() -> "dict[str, type[Mixer]]":
 def _known(mixer: str) -> "list[type[Mixer]]":
     names = mixer.split("+")
     return [_classes()[name] for name in names] if all(name in _classes() for name in names) else []
-
-
-def _activation(mixer: str, options: dict[str, Any]) -> dict[str, str]:
-    shown = dict.fromkeys("silu" if cls.activates(options) else "none" for cls in _known(mixer))
-    return {ACTIVATION: words.listed(shown)} if shown else {}
 
 
 def _undone(options: dict[str, Options]) -> list[str]:

@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any
 
 from attnbench.results.corpora import on_corpus, split_name, units_of
-from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats, without_rounding
 from attnbench.results.rows import TRAINING, Identity
 from attnbench.results.tables import NOTHING
@@ -130,7 +129,11 @@ def symbols(identities: Iterable[Identity]) -> str:
 def verdict_sentence(verdict: Verdict) -> str:
     pair = verdict.pair
     place = _unusual(pair.settings)
-    what = f"{primary_name(pair.evaluation, pair.primary)}{place and f' at {place}'}{of_seeds(verdict)}"
+    if pair.primary.kind != "nats":
+        name = f"{metric_name(pair.primary.metric)} of {pair.evaluation}"
+    else:
+        name = pair.evaluation if split_name(pair.evaluation)[0] == "perplexity" else f"perplexity of {pair.evaluation}"
+    what = f"{name}{place and f' at {place}'}{of_seeds(verdict)}"
     if verdict.outcome == "none":
         return f"No verdict on {pair.first} and {pair.second} in {what}: {verdict.reason}."
     by = difference(verdict)
@@ -158,12 +161,6 @@ def of_seeds(verdict: Verdict) -> str:
 
 def seeds_text(verdict: Verdict) -> str:
     return "more than 100" if verdict.seeds_needed is None else f"about {verdict.seeds_needed}"
-
-
-def primary_name(evaluation: str, primary: Primary) -> str:
-    if primary.kind != "nats":
-        return f"{metric_name(primary.metric)} of {evaluation}"
-    return evaluation if split_name(evaluation)[0] == "perplexity" else f"perplexity of {evaluation}"
 
 
 def difference(verdict: Verdict) -> str:

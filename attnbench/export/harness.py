@@ -32,7 +32,6 @@ from attnbench.training.sample import continuation
 BATCH_TOKENS = 2**16
 """Positions in a batch with batch_size=auto."""
 MAX_WRITTEN = 256
-"""Default of max_gen_toks."""
 RULES = {entry.name: entry.metadata for group in (TrainSettings, GenerationSettings) for entry in fields(group)}
 """Values that attnbench train and attnbench generate allow for their settings."""
 WRITING: dict[str, dict[str, Any]] = {
@@ -42,7 +41,6 @@ WRITING: dict[str, dict[str, Any]] = {
     "temperature": {"kind": float, **RULES["temperature"]},
     "top_k": {"kind": int, **RULES["top_k"]},
 }
-"""Options of generate_until and their values."""
 
 # A child of the harness's logger, because it shows no others.
 log = logging.getLogger("lm_eval.attnbench")

@@ -43,7 +43,6 @@ class Picture:
     title: str
     spec: dict[str, Any]
     description: str
-    """Text for readers who cannot see the chart."""
     legend: str = ""
     missing: str = ""
 

@@ -20,13 +20,11 @@ WIDEST = 4.0
 """End of the axis if a bound is infinite, in multiples of the largest finite number."""
 
 LABEL_WIDTH = 44
-"""Characters in a line of a figure's label."""
 
 VERDICTS = (
     "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as good a "
     "result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %."
 )
-"""Meaning of the verdicts, for pages of findings."""
 
 LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upright tick is the limit"
 

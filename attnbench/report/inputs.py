@@ -29,7 +29,6 @@ from attnbench.verdict.summary import evaluation_class, primary_metrics, verdict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     purpose: str
-    """One line; empty if unknown."""
     plots: list[tuple[str, str]] | None
     """(metric, axis) pairs; None if unknown."""
     primary: Primary | None = None
@@ -50,12 +49,10 @@ class Protocol:
     """Sentences about evaluations that are not tested."""
     reference: str | None
     in_looks: bool = False
-    """The seeds came by plan.seeds=auto."""
     control_seeds: list[int] = field(default_factory=list)
     corpora: Corpora | None = None
     """Corpora of a plan with several; its evaluations of language models are named with their corpus."""
     factors: list[str] = field(default_factory=list)
-    """Parts of a factorial plan."""
     files: list[str] | None
     """Results files, relative to the experiment's folder; None: all files there."""
     evaluations: dict[str, About] = field(default_factory=dict)
@@ -63,12 +60,10 @@ class Protocol:
     """By evaluation, variants that are one model with another, and that other, which alone has rows."""
     rates: list[Choice] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
-    """`cell` and `reason` of each cell without rows."""
     missing: list[str] = field(default_factory=list)
     protocols: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rules of the latest run, by evaluation; see `results.protocol`."""
     first_scored: str | None = None
-    """Start of the first scored or timed cell."""
     without_start: int = 0
     """Number of their results without a start."""
     started: str | None = None

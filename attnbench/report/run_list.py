@@ -23,7 +23,6 @@ from attnbench.settings.schema import SELECTION_SEED
 MIB = 2**20
 HALF_A_YEAR = 183 * 86400
 MAX_NOTES = 10
-"""Most reasons below a table; the others are counted."""
 
 
 def show_runs(settings: RunsSettings) -> Path:
@@ -139,7 +138,6 @@ def _list(title: str, runs: Sequence[Run]) -> Table:
 
 
 LABELS = ("run", "what", "seed", "when", "MiB")
-"""First columns of a table of runs."""
 
 
 def _labels(run: Run) -> list[str]:

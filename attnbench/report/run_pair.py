@@ -15,10 +15,8 @@ from attnbench.settings.text import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, 
 from attnbench.verdict.axes import axes
 
 MAX_CHARACTERS = 60
-"""Longest value of a setting in a terminal's table."""
 
 NAMES_RUN = ("config_hash", "resolved.config_hash")
-"""Entries of config.yaml that identify a run."""
 
 
 def score_text(row: ResultRow, *, in_full: bool = False) -> str:

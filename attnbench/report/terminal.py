@@ -42,13 +42,11 @@ TRAINED = (
     MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
     MetricColumn(header="secs", evaluation="training", metric="train_seconds"),
 )
-"""Columns of the table of language models."""
 
 NAMED_BY_ROWS = {"attn", "data", "eval", *(column.name for column in fields(Identity))}
 """Last parts of the names of settings that rows name in columns."""
 
 MAX_COLUMNS = 8
-"""Most variants as columns; more variants are lines."""
 
 
 def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:

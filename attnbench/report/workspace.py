@@ -32,10 +32,8 @@ from attnbench.verdict.summary import evaluation_class, summary
 log = logging.getLogger(__name__)
 
 ROWS = "results"
-"""Key of the table of rows."""
 
 NAME = "attnbench battery"
-"""Name of the workspace."""
 
 VALIDATED = ("nats_per_character", "perplexity", "bits_per_byte")
 CURVES = ("loss", *(f"validation/{metric}" for metric in VALIDATED), "learning_rate", "gradient_norm")

@@ -35,7 +35,6 @@ from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError
 
 KEPT = 2
-"""Number of states to resume from."""
 FIRST_COUNTERS = ("step", "seconds", "best_step", "best_nats")
 COUNTERS = (
     *(*FIRST_COUNTERS, "shared_device", "num_devices", "num_metrics_rows", "validation_due"),
@@ -43,7 +42,6 @@ COUNTERS = (
 )
 """Fields of TrainState in state.json; old checkpoints have only FIRST_COUNTERS."""
 MOMENTS = ("first_moment", "second_moment", "update_count")
-"""Fields of TrainState in optimizer.safetensors."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +59,6 @@ class TrainState:
     shared_device: bool = False
     """The device was shared, or the number of devices changed: the seconds are not a speed."""
     num_devices: int = 1
-    """Devices of the latest process."""
     best_step: int = 0
     best_nats: float | None = None
     """Validation nats per character at `best_step`."""
@@ -70,7 +67,6 @@ class TrainState:
     validation_due: bool = False
     """A signal interrupted the validation of this step."""
     last_step: int | None = None
-    """Last step of a training that stops early."""
     passed_step: int | None = None
     """First step of the current row of checks above a probe's threshold."""
     reached_step: int | None = None

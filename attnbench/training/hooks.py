@@ -196,7 +196,6 @@ class Checkpoints:
     stopwatch: Stopwatch
     stop: StopRequest
     interval: int
-    """Steps."""
     interval_seconds: float
     num_steps: int
     last: float = field(default_factory=time.monotonic)

@@ -30,11 +30,8 @@ class Word(IntEnum):
     STEP = 2
     """The next step; the third number is the last step if the training stops early, or 0."""
     END = 3
-    """The training has ended."""
     DONE = 4
-    """The job has ended."""
     QUIT = 5
-    """The command ends."""
 
 
 def check_ranks(settings: TrainSettings, ranks: Ranks) -> None:

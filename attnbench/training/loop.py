@@ -15,7 +15,6 @@ from attnbench.training.learning_rate import learning_rates
 from attnbench.training.step import Batch, StepReport, stepper
 
 RATES_AT_A_TIME = 2**12
-"""Number of learning rates on the device."""
 
 
 class Hook(Protocol):

@@ -50,7 +50,6 @@ class Member:
     hooks: Sequence[Any]
     """See `loop.Hook`; the last one keeps the state, and raises Interrupted if a stop was requested."""
     error: DivergedError | None = None
-    """Set if it diverged."""
     rates: Rates = field(init=False)
 
     def __post_init__(self) -> None:

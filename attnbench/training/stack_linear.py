@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 LEAST_ROWS = 512
-"""Fewest rows in a part of a sum."""
 
 
 class SplitSums(TorchFunctionMode):

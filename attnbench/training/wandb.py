@@ -22,7 +22,6 @@ INIT_SECONDS = 15.0
 FINISH_SECONDS = 20.0
 """Longest wait for uploads at the end of a run; `wandb sync` uploads the rest."""
 REACHABLE = "logged in, and the server can be reached"
-"""Reason for going online in mode auto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +33,8 @@ class LineChart:
 
 
 LINE_CHART = "wandb/lineseries/v0"
-"""Name of wandb's chart of several lines."""
 
 LINE_CHART_FIELDS = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}
-"""The chart's fields and the columns of its table."""
 
 
 class WandbMirror:

@@ -17,7 +17,6 @@ from attnbench.verdict.statistics import SIGN_FLIP, share_interval, subset_sums
 PASS, FAIL, UNDECIDED, NOT_RUN = "PASS", "FAIL", "UNDECIDED", "not run"
 
 LEVEL = 0.05
-"""One-sided error of each bound."""
 
 REACHES, MISSES = 0.7, 0.6
 """Least share of seeds of a variant that reaches a threshold, and largest share of one that does not."""

@@ -12,7 +12,6 @@ from attnbench.verdict.ranking import Verdict, judge
 from attnbench.verdict.seeds import figures
 
 CONTROL = "control"
-"""Variant name of the control's rows."""
 
 
 def control_of(rows: Sequence[ResultRow], seeds: Collection[int]) -> tuple[list[ResultRow], list[ResultRow]]:

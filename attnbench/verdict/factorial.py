@@ -25,7 +25,6 @@ from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import CONFIDENCE
 
 MIN_SEEDS = 2
-"""Seeds that a corner needs to show variation."""
 
 Corner = tuple[str, frozenset[str]]
 """A mixer, and the set of its parts at their second level."""
@@ -97,7 +96,6 @@ class Effects:
     mixers: list[str]
     """Mixers with nats at every corner; means are over these."""
     seeds: list[int]
-    """Seeds that all corners of these mixers share: the blocks."""
     gaps: list[str]
     """A sentence for each corner without nats, and for the effects that cannot be estimated without them."""
 

@@ -21,7 +21,6 @@ from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import MCNEMAR, SIGN_FLIP, STUDENT, PairedTest
 
 TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
-"""Test for each kind of primary metric."""
 
 NATS_RESOLUTION = 1e-6
 """Smallest standard error of nats; smaller ones are rounding."""

@@ -34,9 +34,7 @@ class OverCorpora:
     estimate: Interval | None = None
     """Mean difference, first minus second, over corpora, with its 95 % interval; None without a fitted model."""
     between: float | None = None
-    """Standard deviation of the difference between corpora."""
     obstacle: str = ""
-    """Reason why no model was fitted."""
 
     @property
     def outcomes(self) -> dict[str, list[str]]:

@@ -33,7 +33,6 @@ class Verdict:
     equivalence_p_value: float | None = None
     adjusted_equivalence_p_value: float | None = None
     equivalence_level: float = 1 - SIGNIFICANCE
-    """1 minus the level of the test of equivalence."""
     reason: str = ""
     """Reason for no verdict, or for not declaring the better one the winner."""
 

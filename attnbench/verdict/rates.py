@@ -23,7 +23,6 @@ class Choice:
     settings: dict[str, Any]
     """Settings of the task; empty for language models."""
     grid: list[float]
-    """All rates tried, including those that widened the grid."""
     scores: dict[str, float | None]
     """Mean validation score by rate over the search seeds; None if all failed. Empty without a search; for language
     models, only of rates that went on to full trainings."""
@@ -41,7 +40,6 @@ class Choice:
     at_edge: bool
     """The chosen rate is an end of the widened grid, so that a better one may be outside."""
     taken_from: dict[str, Any] | None = None
-    """Settings of the neighbouring task whose rate was taken."""
 
 
 def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:

@@ -25,7 +25,6 @@ from attnbench.verdict.axes import Key, axes, key_of, with_options_as_axes, with
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
-"""Columns in which the seeds of one figure must agree."""
 
 IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}
 """Statuses as they follow a variant's name; other statuses are printed without underscores."""
@@ -56,7 +55,6 @@ class Figure:
     """Items (labels, repetitions) of one seed's row, the minimum over seeds; None if any row lacks them."""
     statuses: dict[str, int]
     reason: str
-    """Reason in the first row that is not ok."""
     not_applicable: tuple[str, ...]
     """Settings of the evaluation that this mixer does not have."""
     sittings: tuple[str, ...] = ()

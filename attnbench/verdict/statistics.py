@@ -41,7 +41,6 @@ MOST_SPREADS = 30.0
 class Interval:
     mean: float
     low: float | None
-    """None for a single value."""
     high: float | None
 
 

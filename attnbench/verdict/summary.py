@@ -23,7 +23,6 @@ from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
 from attnbench.verdict.seeds import Figure, sittings_lead
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
-"""Headline of trainings, which have no evaluation class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,6 @@ class Entry:
     verdict: Verdict | None = None
     """Verdict on the variant against the reference, in columns of primary metrics; None without a reference."""
     is_best: bool = False
-    """Better than every other variant of the family."""
     solved: str = ""
     """Seeds that solve the task, "12 of 12 solved", if this score decides it."""
 

@@ -26,25 +26,20 @@ class Axis:
     is_logarithmic: bool = False
     ticks: Sequence[float] | None = None
     is_short: bool = False
-    """True if numbers are abbreviated: 2.4M."""
     categories: Sequence[str] | None = None
-    """Ordered values of an axis without numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     description: str
     labels: Mapping[str, str]
-    """Shown name of each variant."""
     x: Axis
     y: Axis
     points: Sequence[Datum] = ()
-    """With intervals."""
     lines: Sequence[Datum] = ()
     dots: Sequence[Datum] = ()
     """Small, one per seed."""
     rings: Sequence[Datum] = ()
-    """Around chosen points."""
     levels: Sequence[Datum] = ()
     """A dashed line below all other marks."""
     best: Sequence[Datum] = ()

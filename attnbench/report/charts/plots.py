@@ -18,7 +18,6 @@ TOKENS = "tokens_per_step"
 BUCKET = re.compile(r"[0-9]{1,9}-([0-9]{1,9})")
 
 WHOLES = {"part_share": "part"}
-"""Metrics whose values along an axis are shares of a whole."""
 BUDGETS = ("parameters", "forward_flops_per_token")
 """Metrics of a model's size rather than its performance; they have a separate table."""
 

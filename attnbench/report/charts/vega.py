@@ -18,7 +18,6 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
 
 NUMBER_WIDTH = 34
-"""Width in pixels below which a part of a bar has no number."""
 
 LINE_END = "  "
 """Separator of a label's lines; a control character would be escaped."""
@@ -30,7 +29,6 @@ OF_EVERY_OBJECT = (
     *("__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__", "constructor"),
     *("hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf"),
 )
-"""Names in JavaScript's Object.prototype."""
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
@@ -181,7 +179,6 @@ def with_printable_text(content: Any) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     picked: alt.Parameter
-    """Selection by a click on the legend."""
     color: alt.Color
     shape: alt.Shape
     dash: alt.StrokeDash

@@ -14,7 +14,6 @@ HOW_FITTED = (
     "REML), and Student’s 95 % interval with one degree of freedom less than there are corpora. This estimate is not a "
     "test of the family and gives no verdict."
 )
-"""Note below the table."""
 
 PHRASES = {"equivalent": "equivalent", "undecided": "undecided", "none": "without a verdict"}
 

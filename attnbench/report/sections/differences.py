@@ -14,7 +14,6 @@ FEWEST = 3
 """Fewest variants, without the reference, for a chart."""
 
 GAP = 8
-"""Pixels between two variants."""
 
 
 def difference_section(verdicts: Sequence[Verdict]) -> Section | None:

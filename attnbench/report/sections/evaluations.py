@@ -15,7 +15,6 @@ from attnbench.verdict.seeds import Figure, same_models, sittings_lead
 from attnbench.verdict.summary import Column, Entry, headline_columns
 
 POSITION = "position_bucket"
-"""Axis of positions in the window."""
 
 HOW_JUDGED = (
     "Verdicts are on the primary metric of each evaluation only: paired by seed, Student’s test for nats, a sign-flip "

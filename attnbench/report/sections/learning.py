@@ -27,7 +27,6 @@ MAX_POINTS = 60
 """Most points of a learning curve; longer curves are thinned evenly."""
 
 MAX_TEXT = 1_000
-"""Characters of a sample that are shown."""
 
 FEW = 5
 """With fewer validations, the curve of a language model of characters is its training loss."""

@@ -23,7 +23,6 @@ PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "n
 """Options that are parts around a mixer."""
 
 Options = dict[str, tuple[str, dict[str, Any]]]
-"""Mixer and options by variant."""
 
 ACTIVATION = "activation of query, key and value"
 """Activation applied after projection and convolution: fixed by the mixer's class, but compared like an option."""
@@ -32,7 +31,6 @@ OFF = {"none", "0", "off"}
 """Shown values of a part that is off, which equals having no such part."""
 
 LACKS = object()
-"""Value of an option that a mixer does not have."""
 
 ALIKE = "All variants agree in every option that more than one mixer has."
 

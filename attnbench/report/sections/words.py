@@ -23,7 +23,6 @@ NAMES = {
 AXES = {"position_bucket": "position in the window"}
 UNITS_IN_NAMES = {"_mib": " (MiB)", "_milliseconds": " time (ms)", "_seconds": " time (s)", "_bytes": " (bytes)"}
 USUAL = {"split": "test", "checkpoint": "best"}
-"""Usual settings of a score."""
 
 
 def metric_name(metric: str, unit: str = "") -> str:

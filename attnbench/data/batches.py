@@ -10,29 +10,23 @@ from torch import Tensor
 from attnbench.settings.errors import UserError
 
 MAX_MOVED_BYTES = 4 * 2**30
-"""Largest split that lies on the device as a whole."""
-
+"""Largest split that is kept on the device."""
 
 RELEASED_ROWS = 64
-"""Rows that are read between two calls of `release`: for each the system may map two mebibytes."""
+"""Rows read between two calls of `release`; the system may map two mebibytes for each."""
 
 
 class Batches:
-    """Training batches of one split: batch n is a function of (seed, n), whatever was requested before.
+    """Training batches of one split: batch n is a function of (seed, n).
 
-    The split is cut into blocks of `seq_len` that do not overlap; each block's targets are its inputs shifted by one,
-    so the last one reaches a token further. Every epoch takes the blocks in a new order, each once, and drops
-    those that do not fill a batch.
+    The split is cut into blocks of `seq_len`; targets are the inputs shifted by one. Every epoch takes each block once,
+    in a new order, and drops those that do not fill a batch.
 
     Args:
-        tokens_N: a split's tokens, which are moved to `device` and stay there: a batch is a gather. More than
-            MAX_MOVED_BYTES stay where they are, and each batch is moved.
+        tokens_N: a split's tokens, moved to `device` once; above MAX_MOVED_BYTES each batch is moved instead.
         batch_size: rows of a batch over all ranks.
-        rank: this process among `num_ranks`; it takes rows rank::num_ranks, so any number of ranks sees the same data.
-        release: called from time to time; gives up the memory of a mapped split's pages, see `Corpus.release`.
-
-    Raises:
-        UserError: a batch has more rows than the split has blocks, or fewer than there are ranks.
+        rank: this process among `num_ranks`; it takes rows rank::num_ranks.
+        release: called from time to time to give up the pages of a mapped split, see `Corpus.release`.
     """
 
     def __init__(
@@ -66,10 +60,7 @@ class Batches:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def train_batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of this rank at `step` (from 0), each (B, T) int64 on the device.
-
-        Copies to the device once an epoch, and never waits for it; see `tokens_N` for a longer text.
-        """
+        """Return inputs and targets of this rank at `step` (from 0), (B, T) int64, without waiting for the device."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         if epoch != self._epoch:
             self._order = block_order(self.num_blocks, self.seed, epoch).to(self.tokens_N.device)
@@ -85,15 +76,15 @@ class Batches:
 
 
 def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
-    """Return the order of the blocks in one epoch, (num_blocks,) int64 on the CPU: the same on every device."""
-    # A hash, because neighbouring seeds and epochs must not share orders, as seed + epoch would.
+    """Return the order of the blocks in one epoch, (num_blocks,) int64 on the CPU."""
+    # Hashed: with seed + epoch, neighbouring seeds would share orders.
     digest = hashlib.sha256(f"order of blocks, seed {seed}, epoch {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.randperm(num_blocks, generator=generator)
 
 
 def evaluation_shape(num_tokens: int, seq_len: int, batch_size: int) -> tuple[int, int]:
-    """Return the number of batches that `evaluation_batches` yields of so many tokens, and the rows of each."""
+    """Return the number of batches of `evaluation_batches`, and the rows of each."""
     num_rows = math.ceil((num_tokens - 1) / seq_len)
     num_batches = math.ceil(num_rows / batch_size)
     return num_batches, math.ceil(num_rows / max(1, num_batches))
@@ -102,12 +93,8 @@ def evaluation_shape(num_tokens: int, seq_len: int, batch_size: int) -> tuple[in
 def evaluation_batches(tokens_N: Tensor, seq_len: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield a whole split in order: each of its N - 1 predictable tokens is a target of weight 1 exactly once.
 
-    Inputs and targets are (B, T) int64, their weights (B, T) float32, on the device of `tokens_N`. All have one shape,
-    of as few rows as hold the split in no more batches; padding at the end has weight 0 and repeats the last token,
-    behind everything that is scored in its row.
-
-    Args:
-        batch_size: rows of a batch, at most.
+    Inputs and targets are (B, T) int64, weights (B, T) float32, on the device of `tokens_N`, all of one shape with at
+    most `batch_size` rows. Padding has weight 0, repeats the last token, and comes last in its row.
     """
     num_targets = len(tokens_N) - 1
     num_batches, num_rows = evaluation_shape(len(tokens_N), seq_len, batch_size)

@@ -1,8 +1,8 @@
-"""Byte-pair encoding by Hugging Face's `tokenizers`, which is imported here alone.
+"""Byte-pair encoding by Hugging Face's `tokenizers`, which only this module imports; tokenizers by their state.
 
-Its tokenizer.json is of one form: bytes as symbols (`ByteLevel`, as GPT-2's), merges, and nothing else. The package
-cuts a text into words and makes ids of each. Words come again and again, so they are cut here, by the same rule, and
-the package is asked for each once; a test holds both ways equal.
+The tokenizer.json has one form: bytes as symbols (`ByteLevel`, as GPT-2's) and merges. The package cuts a text into
+words and encodes each. Cutting by the same rule here, and encoding each different word once, takes a third of the time;
+a test holds both equal.
 """
 
 import json
@@ -13,38 +13,38 @@ from typing import Any
 
 import numpy as np
 
-from attnbench.data.tokenizer import NUM_BYTES, UNKNOWN, Tokenizer, num_starts
+from attnbench.data.tokenizer import NUM_BYTES, UNKNOWN, Bytes, Characters, Tokenizer, num_starts
 from attnbench.settings.errors import UserError
 
 MAX_TRAINING_BYTES = 100 * 10**6
-"""Longest text, from the beginning of the train split, that merges are learned from."""
+"""Longest beginning of the train split that merges are learned from."""
 
 MAX_WORD_BYTES = 2**21
-"""Most that its different words may have together: learning takes more than a hundred times as much memory."""
+"""Limit of its different words together: learning takes more than a hundred times as much memory."""
 
 MAX_CACHED_WORDS = 2**18
 CHUNK_BYTES = 2**16
 """Longest text that is encoded at once."""
 
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"""
-"""GPT-2's rule, for ASCII: ends of English words, letters, digits, others, each with a space before it; white space."""
+"""GPT-2's rule for ASCII: English suffixes, letters, digits, others, each with a space before it; white space."""
 
 ASCII_WORDS = re.compile(WORDS, re.ASCII)
 MIXED_WORDS = re.compile(rf" ?[\x00-\x08\x0e-\x1f!-\x7f]*+[^\x00-\x7f]\S*|{WORDS}", re.ASCII)
-"""The same where a character beyond ASCII makes all up to the next white space one word, for the package to cut."""
+"""The same; a character beyond ASCII makes everything up to white space one word, which the package cuts."""
 
 OTHER_WHITE_SPACE = re.compile("[\x85\xa0\u1680\u180e\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
-"""White space beyond ASCII, which the package takes together with that of ASCII."""
+"""White space beyond ASCII, which the package joins with that of ASCII."""
 
 SAFE_CUT = re.compile(rb"[!-\x7f](?=[ \n][!-\x7f])")
-"""Place behind which a text may be cut: its words are the same before and behind."""
+"""Place behind which a text may be cut without changing its words."""
 
 
 class Bpe(Tokenizer):
-    """Bytes, and pieces of words that frequent pairs were merged to.
+    """Bytes, and pieces of words made by merging frequent pairs.
 
     Args:
-        content: of its tokenizer.json.
+        content: of the tokenizer.json.
 
     Raises:
         ValueError: another tokenizer than `train_bpe` makes.
@@ -56,7 +56,7 @@ class Bpe(Tokenizer):
         symbols = _symbols(content)
         self.content = content
         self._encoder = _package().Tokenizer.from_str(json.dumps(content))
-        self._bytes_of = [_bytes_of_symbol(symbol) for symbol in symbols]
+        self._bytes_of = [bytes(BYTE_OF[character] for character in symbol) for symbol in symbols]
         self.size = self.num_writable = len(symbols)
         self.num_bytes_V = np.array([len(piece) for piece in self._bytes_of], dtype=np.int64)
         self.num_characters_V = num_starts(self._bytes_of)
@@ -91,13 +91,10 @@ class Bpe(Tokenizer):
 
 
 def train_bpe(pieces: Iterable[bytes], vocabulary_size: int) -> Bpe:
-    """Learn the merges of a text; a function of the text and the size alone, and of the package's version.
+    """Learn merges: a function of the text, the size and the package's version.
 
     Args:
-        pieces: of the train split, each of whole characters; read as far as MAX_TRAINING_BYTES and MAX_WORD_BYTES.
-
-    Raises:
-        UserError: fewer than 256 symbols, or more than the text has pairs for.
+        pieces: of the train split, of whole characters; read up to MAX_TRAINING_BYTES and MAX_WORD_BYTES.
     """
     if vocabulary_size < NUM_BYTES:
         raise UserError(
@@ -121,7 +118,6 @@ def train_bpe(pieces: Iterable[bytes], vocabulary_size: int) -> Bpe:
 
 
 def _first(texts: Iterable[bytes]) -> Iterator[str]:
-    """Yield the first texts, as many as merges are learned from."""
     num_bytes = num_word_bytes = 0
     seen: set[str] = set()
     for content in texts:
@@ -135,10 +131,9 @@ def _first(texts: Iterable[bytes]) -> Iterator[str]:
 
 
 def chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut a text anew, between words where that is possible: a function of the whole text, however it comes in pieces.
+    """Cut a text into chunks of at most CHUNK_BYTES and whole characters, between words where possible.
 
-    Yields:
-        at most CHUNK_BYTES each, of whole characters.
+    The cuts depend on the whole text, not on its pieces.
     """
     rest = b""
     for piece in pieces:
@@ -157,9 +152,8 @@ def chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(text: bytes, start: int) -> int:
-    """Return the end of the chunk that begins at `start`."""
     stop = start + CHUNK_BYTES
-    # The last of them is near the end nearly always; a search from there costs nothing.
+    # The last place is near the end nearly always, and a search there costs nothing.
     for first in (max(start, stop - 2**10), start):
         places = [match.end() for match in SAFE_CUT.finditer(text, first, stop)]
         if places:
@@ -180,7 +174,6 @@ def _package() -> Any:
 
 
 def _empty(package: Any) -> Any:
-    """Return the package's tokenizer before it has merges."""
     encoder = package.Tokenizer(package.models.BPE())
     encoder.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoder.decoder = package.decoders.ByteLevel()
@@ -188,8 +181,8 @@ def _empty(package: Any) -> Any:
 
 
 def _symbols(content: dict[str, Any]) -> list[str]:
-    """Return the symbols of a tokenizer.json in the order of their ids; refuse any other than `train_bpe` makes: what
-    a stranger's asks of the package might take for ever."""
+    """Return the symbols of a tokenizer.json by id; refuse one that `train_bpe` does not make, which might cost the
+    package any amount of time."""
     ours = json.loads(_empty(_package()).to_str())
     model = content.get("model")
     if not isinstance(model, dict):
@@ -210,16 +203,30 @@ def _symbols(content: dict[str, Any]) -> list[str]:
     return symbols
 
 
-def _bytes_of_symbol(symbol: str) -> bytes:
-    return bytes(BYTE_OF[character] for character in symbol)
-
-
 def _byte_of() -> dict[str, int]:
-    """Return the byte that each character of `ByteLevel` stands for: those that can be seen for themselves, the others,
-    in order, as the characters from U+0100 on."""
+    """Return the byte of each `ByteLevel` character: printable bytes are themselves, others U+0100 and up, in order."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(NUM_BYTES) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(NUM_BYTES + number): byte for number, byte in enumerate(hidden)}
 
 
 BYTE_OF = _byte_of()
+
+
+def from_state(state: dict[str, Any]) -> Tokenizer:
+    """Make a tokenizer of its `state`, which may be untrusted.
+
+    Raises:
+        ValueError: it is no state of a tokenizer.
+        UserError: the package `tokenizers` is needed and not installed.
+    """
+    match state:
+        case {"kind": "characters", "vocabulary": list(vocabulary), **rest} if not rest:
+            if any(not isinstance(symbol, str) or len(symbol) != 1 for symbol in vocabulary):
+                raise ValueError("its vocabulary is no list of single characters")
+            return Characters(vocabulary)
+        case {"kind": "bytes", **rest} if not rest:
+            return Bytes()
+        case {"kind": "bpe", "tokenizer": dict(content), **rest} if not rest:
+            return Bpe(content)
+    raise ValueError("it is no tokenizer")

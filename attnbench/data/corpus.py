@@ -1,10 +1,10 @@
-"""A corpus: the texts that the settings name as tokens, one tensor a split, and their tokenizer."""
+"""Corpus: the texts that the settings name as tokens, one tensor for each split, and their tokenizer."""
 
 import hashlib
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from attnbench.data import shards
-from attnbench.data.bpe import train_bpe
+from attnbench.data.bpe import from_state, train_bpe
 from attnbench.data.enwik import FILES, find_enwik
 from attnbench.data.hub import find_hub
 from attnbench.data.pieces import KEPT_BYTES, Text, walk
 from attnbench.data.shards import Split, Tokens
-from attnbench.data.texts import SPLITS, Source, Texts, find_embedded, find_user_texts
+from attnbench.data.texts import SPLITS, CorpusSource, Texts, find_embedded, find_user_texts
 from attnbench.data.tokenizer import Bytes, Characters, Tokenizer
-from attnbench.data.tokenizer_state import from_state
 from attnbench.data.wikitext import find_wikitext2
 from attnbench.results.corpora import corpus_name
 from attnbench.results.files import replace_file
@@ -30,27 +29,27 @@ from attnbench.settings.schema import DataSettings
 from attnbench.settings.text import user_path
 
 NATS_OF_A_BYTE = math.log(256)
-"""Charge for each byte of a character that a tokenizer does not know: that of a guess among all bytes."""
+"""Charge for each byte of an unknown character: a guess among all bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Lengths:
-    """Length of some of a split's tokens, in other units."""
+    """Length of some tokens of a split, in other units."""
 
     num_tokens: int
     num_characters: int
     num_bytes: float
-    """Bytes of UTF-8. Characters that the tokenizer does not know count with the mean of those of their split."""
+    """Bytes of UTF-8; an unknown character counts with the mean of those in its split."""
     num_unknown_bytes: float
-    """Bytes of these characters alone."""
+    """Bytes of unknown characters alone."""
 
     def nats_per_character(self, nats: float) -> float:
         """Convert nats a token."""
-        # Of characters exactly the number that was given.
+        # In this order, so that a factor of 1 changes no digit.
         return nats * (self.num_tokens / self.num_characters)
 
     def bits_per_byte(self, nats: float) -> float:
-        """Convert nats a token; what the tokenizer does not know costs eight bits a byte more."""
+        """Convert nats a token; unknown characters cost eight bits a byte more."""
         total = nats * self.num_tokens + NATS_OF_A_BYTE * self.num_unknown_bytes
         return total / self.num_bytes / math.log(2)
 
@@ -63,30 +62,27 @@ class Corpus:
     """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, enwik8, text8, or
     parquet:<folder> for other files in WikiText-2's form; then :bytes or :bpe-<size> where a token is no character."""
     fingerprint: str
-    """12 hex digits of a hash over the names and texts of the splits, and over the tokenizer where a token is no
-    character: equal tokens, equal fingerprint."""
+    """12 hex digits of a hash over the names and texts of the splits, and the tokenizer unless it is characters."""
     tokenizer: Tokenizer
     vocabulary_size: int
-    """Number of symbols of the embedding: those of the tokenizer, or more where the settings pad it."""
+    """Number of symbols of the embedding: the tokenizer's, or more where the settings pad it."""
     tokens: dict[str, Tensor]
-    """Tokens of each split, on the CPU: (number of tokens,), of the first of uint8, int16, uint16 and int32 that fits;
-    empty for a test split that is not there. Of a long text they are mapped from data/tokens."""
+    """Tokens of each split on the CPU, (N,), of the first of uint8, int16, uint16 and int32 that fits; empty for a
+    missing test split. Those of a long text are mapped from data/tokens."""
     splits: dict[str, Split]
-    """Sizes of each split."""
     train_count_V: Tensor
-    """How often each token is in the train split, (tokenizer.size,) int64."""
+    """Occurrences of each token in the train split, (tokenizer.size,) int64."""
     mappings: list[mmap.mmap] = field(default_factory=list)
     """Files that `tokens` are mapped from."""
 
     def release(self) -> None:
-        """Give up the pages of mapped tokens that were read: they would count as this process's memory as long as
-        nobody else needs it."""
+        """Give up the pages of mapped tokens that were read: they would count as this process's memory."""
         for mapping in self.mappings:
             mapping.madvise(mmap.MADV_DONTNEED)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Characters of the train split in the order of their code points, then UNKNOWN; none of other tokenizers."""
+        """Characters of the train split by code point, then UNKNOWN; empty for other tokenizers."""
         return self.tokenizer.vocabulary if isinstance(self.tokenizer, Characters) else ()
 
     @property
@@ -95,19 +91,19 @@ class Corpus:
         return {split: sizes.num_unknown for split, sizes in self.splits.items()}
 
     def encode(self, text: str) -> Tensor:
-        """Return the tokens of any text, (number of tokens,) int64 on the CPU."""
+        """Return the tokens of any text, (N,) int64 on the CPU."""
         return torch.from_numpy(self.tokenizer.encode(text).astype(np.int64))
 
     def decode(self, tokens_T: Tensor) -> str:
-        """Return the text of tokens on any device; padding symbols read as UNKNOWN."""
+        """Return the text of tokens; padding symbols are UNKNOWN."""
         return self.tokenizer.decode(tokens_T.tolist())
 
     def count(self, tokens_N: Tensor) -> Tensor:
-        """Return how often each token is among some on the CPU, (tokenizer.size,) int64."""
+        """Count each token among some on the CPU, (tokenizer.size,) int64."""
         return torch.from_numpy(shards.count_ids(tokens_N.numpy(), self.tokenizer.size))
 
     def lengths(self, split: str, count_V: Tensor) -> Lengths:
-        """Return the lengths of tokens of a split, from how often each is among them."""
+        """Return the lengths of tokens of a split, given as counts."""
         counted = Split.of(self.tokenizer, count_V.numpy(), 0)
         sizes = self.splits[split]
         unknown = counted.num_unknown * sizes.num_unknown_bytes / sizes.num_unknown if sizes.num_unknown else 0.0
@@ -119,8 +115,8 @@ class Corpus:
         )
 
     def first_characters(self, split: str, wanted: int | None) -> tuple[Tensor, dict[str, int]]:
-        """Return the first tokens of a split that have so many characters at most, and their number as a row's setting:
-        all, and no setting, where `wanted` is None or not below the length."""
+        """Return the first tokens of a split, at most `wanted` characters, and that number as a row's setting; all
+        tokens, and no setting, where `wanted` is None or not below the length."""
         tokens_N = self.tokens[split]
         if wanted is None or wanted >= self.splits[split].num_characters:
             return tokens_N, {}
@@ -135,12 +131,8 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
     """Read the corpus that `settings` names, or open its tokens where they were made before.
 
     Args:
-        seq_len: every split must hold at least this many tokens and one more, except a test split that is not wanted
-            (data.test_fraction=0).
-        root: the project's folder with data/; a relative data.path starts at the working directory.
-
-    Raises:
-        UserError: the text is missing, unreadable, malformed or too short, with the file and the way out.
+        seq_len: every split needs more tokens than this, except a test split that is not wanted (data.test_fraction=0).
+        root: folder of data/; a relative data.path starts at the working directory.
     """
     tokens = _tokens(_find(settings, root), settings, root)
     tokenizer, ids = tokens.tokenizer, tokens.ids
@@ -174,13 +166,13 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
 
 
 def _tensor(ids: np.ndarray, size: int) -> Tensor:
-    """Return the same memory as a tensor, signed where the ids allow it: torch does least with unsigned numbers."""
+    """Return the same memory as a tensor, signed where possible: torch lacks operations on unsigned numbers."""
     if ids.dtype.itemsize == 4 or (ids.dtype.itemsize == 2 and size <= 2**15):
         ids = ids.view(f"int{8 * ids.dtype.itemsize}")
     return torch.from_numpy(ids)
 
 
-def _find(settings: DataSettings, root: Path) -> Source:
+def _find(settings: DataSettings, root: Path) -> CorpusSource:
     path = None if settings.path is None else user_path(settings.path)
     fractions = settings.validation_fraction, settings.test_fraction
     if settings.name == "wikitext2":
@@ -198,11 +190,11 @@ def _find(settings: DataSettings, root: Path) -> Source:
     return find_user_texts(path, *fractions)
 
 
-def _tokens(source: Source, settings: DataSettings, root: Path) -> Tokens:
-    """Open the tokens of a corpus, or make them: in memory where that takes about a second, otherwise on the disk."""
+def _tokens(source: CorpusSource, settings: DataSettings, root: Path) -> Tokens:
+    """Open the tokens of a corpus, or make them: of a short text in memory, otherwise on the disk."""
     names = ("name", "config", "files", "column", "validation_fraction", "test_fraction", "tokenizer")
     key = {name: getattr(settings, name) for name in names}
-    # Of other tokenizers it only pads the embedding.
+    # For other tokenizers it only pads the embedding.
     key["vocabulary_size"] = settings.vocabulary_size if settings.tokenizer == "bpe" else None
     folder = shards.folder_of(root, source.label, key, source.files)
     if shards.is_made(folder):
@@ -216,16 +208,12 @@ def _tokens(source: Source, settings: DataSettings, root: Path) -> Tokens:
         if not shards.is_made(folder):
             tokenizer = _tokenizer(settings, texts, folder / "bpe.json")
             fingerprint, splits = _hashed(texts.splits, num_bytes)
-            shards.make(folder, splits, num_bytes, tokenizer, texts.name, texts.origin, fingerprint.hexdigest)
+            shards.make(folder, splits, num_bytes, tokenizer, texts.name, texts.origin, fingerprint)
     return shards.opened(folder)
 
 
 def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Tokenizer:
-    """Return the tokenizer, from the train split where it depends on it.
-
-    Args:
-        path: keeps one that takes long to make.
-    """
+    """Make the tokenizer, or read one of bpe that was kept at `path`."""
     if settings.tokenizer == "bytes":
         return Bytes()
     if settings.tokenizer == "characters":
@@ -243,46 +231,33 @@ def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Token
     return tokenizer
 
 
-class Fingerprint:
-    """Hash over the names and texts of splits, 12 hex digits of it."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def begin(self, split: str, num_bytes: int) -> None:
-        """Begin a split."""
-        # The length keeps a text from running into the next split's name.
-        self._digest.update(f"{split} {num_bytes}\n".encode())
-
-    def read(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Pass the pieces on."""
-        for piece in pieces:
-            self._digest.update(piece)
-            yield piece
-
-    def hexdigest(self) -> str:
-        """Return 12 hex digits."""
-        return self._digest.hexdigest()[:12]
-
-
 def _hashed(
     splits: Mapping[str, Text], num_bytes: Mapping[str, int]
-) -> tuple[Fingerprint, Iterator[tuple[str, Iterator[bytes]]]]:
-    """Return the texts of the splits in their order, each to be read before the next, and the hash of what was read."""
-    fingerprint = Fingerprint()
+) -> tuple[Callable[[], str], Iterator[tuple[str, Iterator[bytes]]]]:
+    """Return the fingerprint of the splits, known once all are read, and their texts, each to be read before the next.
+
+    The fingerprint is 12 hex digits of a hash over the names and texts.
+    """
+    digest = hashlib.sha256()
+
+    def hashing(pieces: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+        for _, piece in pieces:
+            digest.update(piece)
+            yield piece
 
     def read() -> Iterator[tuple[str, Iterator[bytes]]]:
         there = groupby(walk(splits), key=lambda item: item[0])
         split, pieces = next(there, ("", iter(())))
         for name in splits:
-            fingerprint.begin(name, num_bytes[name])
+            # The length keeps a text from running into the next split's name.
+            digest.update(f"{name} {num_bytes[name]}\n".encode())
             if name == split:
-                yield name, fingerprint.read(piece for _, piece in pieces)
+                yield name, hashing(pieces)
                 split, pieces = next(there, ("", iter(())))
             else:
                 yield name, iter(())
 
-    return fingerprint, read()
+    return lambda: digest.hexdigest()[:12], read()
 
 
 def _in_memory(texts: Texts, num_bytes: Mapping[str, int], tokenizer: Tokenizer) -> Tokens:
@@ -295,7 +270,7 @@ def _in_memory(texts: Texts, num_bytes: Mapping[str, int], tokenizer: Tokenizer)
     return Tokens(
         name=texts.name,
         origin=texts.origin,
-        fingerprint=fingerprint.hexdigest(),
+        fingerprint=fingerprint(),
         tokenizer=tokenizer,
         ids=ids,
         splits={split: Split.of(tokenizer, count_V[split], num_bytes[split]) for split in ids},

@@ -1,7 +1,6 @@
-"""Random numbers without a generator: a hash of counters, so that each depends on nothing but its own counters.
+"""Random numbers without a generator: a number is a hash of its counters, whatever else was drawn.
 
-All of it is torch's int64 arithmetic, which wraps around and is exact, so every device gives the same numbers. Nothing
-has a state, so what else was drawn, or in which order, changes nothing.
+torch's int64 arithmetic wraps around exactly, so every device gives the same numbers.
 """
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 
 
 def _signed(constant: int) -> int:
-    """The int64 of the same 64 bits."""
     return constant - 2**64 if constant >= 2**63 else constant
 
 
@@ -21,10 +19,10 @@ SECOND_FACTOR = _signed(0x94D049BB133111EB)
 
 
 def hashed(state: Tensor | int, *counters: Tensor | int) -> Tensor:
-    """A hash of all arguments, int64 over their broadcast shape; all 64 bits are random.
+    """Hash all arguments to int64 over their broadcast shape; all 64 bits are random.
 
-    With one counter it is SplitMix64: `hashed(state, i)` is what that generator, seeded with `state`, returns at its
-    call i, from 0. Each further counter starts from the hash of those before it.
+    `hashed(state, i)` is what SplitMix64, seeded with `state`, returns at call i, from 0. Each further counter starts
+    from the hash of those before it.
     """
     hash_ = torch.as_tensor(state)
     for counter in counters:
@@ -33,10 +31,9 @@ def hashed(state: Tensor | int, *counters: Tensor | int) -> Tensor:
 
 
 def _spread(counter: Tensor | int) -> Tensor | int:
-    """The increment times the counter's number from 1."""
     if isinstance(counter, Tensor):
         return (counter + 1) * INCREMENT
-    # A Python integer does not wrap around by itself; as a tensor it would lie on another device.
+    # A Python integer does not wrap around; a tensor of it could be on another device.
     return _signed((counter + 1) * INCREMENT % 2**64)
 
 
@@ -47,5 +44,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: torch's own copies the sign into the bits that become free."""
+    """Shift right logically: torch's own shift copies the sign."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

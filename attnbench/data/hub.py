@@ -1,8 +1,8 @@
-"""Texts from the Hugging Face Hub, through its package `datasets`, which is imported here alone and only where used."""
+"""Texts from the Hugging Face Hub through its package `datasets`, imported only here and only when used."""
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,17 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from attnbench.data.pieces import Text
-from attnbench.data.texts import SPLITS, Source, Texts, check_column, cut, holding_text, naming, spoken_split, text_of
+from attnbench.data.texts import (
+    SPLITS,
+    CorpusSource,
+    Texts,
+    check_column,
+    cut,
+    holding_text,
+    naming,
+    spoken_split,
+    text_of,
+)
 from attnbench.machine.environment import answers
 from attnbench.machine.memory import memory_capped
 from attnbench.settings.errors import UserError
@@ -19,29 +29,25 @@ from attnbench.settings.errors import UserError
 PROBE_SECONDS = 1.5
 
 CONVERSION_MIB = 2048
-"""Memory that `datasets` may take to convert the files of a data set: a file of a kilobyte can stand for gigabytes."""
+"""Memory that `datasets` may take to convert files: a file of a kilobyte can decompress to gigabytes."""
 
 ROWS_AT_A_TIME = 1024
-"""Rows of a parquet file that it converts at a time; by default a whole row group, and an error where that is empty."""
+"""Rows of a parquet file that it converts at a time; its default is a row group, and fails where that is empty."""
 
 MAX_REASON_CHARACTERS = 300
-"""Largest part of a library's message that an error of ours repeats."""
+"""Longest quotation of a library's message."""
 
 
 def find_hub(
     name: str, config: str | None, files: str | None, column: str, validation_fraction: float, test_fraction: float
-) -> Source:
-    """Load a data set of the Hub, OWNER/NAME, or a folder that is laid out as one, into the package's cache.
+) -> CorpusSource:
+    """Load a data set of the Hub, OWNER/NAME, or a folder laid out as one, into the cache of `datasets`.
 
-    Its splits called train, validation and test are taken as they are. One that is missing is cut by its fraction from
-    the end of train, or of the only split there is, unless that is called validation or test; others are left out.
+    Its splits train, validation and test are used. A missing one is cut by its fraction from the end of train, or of
+    the only split if that has another name; other splits are left out.
 
     Args:
-        files: those of the data set to load, a name or pattern there; None: all.
-
-    Raises:
-        UserError: it is neither in reach nor in the cache, or has no such configuration, no such column, or no train;
-            a folder reads files outside itself; its train split takes files that are named for another.
+        files: those to load, a name or pattern; None: all.
     """
     loaded, origin = _load(name, config, files), f"data.name={name}"
     train = "train" if "train" in loaded else next(iter(loaded))
@@ -62,11 +68,11 @@ def find_hub(
         return Texts(name=":".join(filter(None, ("hub", called, config, files))), origin=origin, splits=splits)
 
     label = "-".join(filter(None, (Path(name).name, config)))
-    return Source(label=label, files=[path for rows in loaded.values() for path in _tables(rows)], read=read)
+    return CorpusSource(label=label, files=[path for rows in loaded.values() for path in _tables(rows)], read=read)
 
 
 def _load(name: str, config: str | None, files: str | None) -> Any:
-    """Load the data set's splits; where the Hub cannot be reached, from the package's cache."""
+    """Load the splits; from the cache where the Hub cannot be reached."""
     is_folder = Path(name).is_dir()
     if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise UserError(f"data.name={name}: is no folder, and no OWNER/NAME of a data set on the Hugging Face Hub")
@@ -79,7 +85,7 @@ def _load(name: str, config: str | None, files: str | None) -> Any:
     try:
         with _offline(datasets.config, bool(obstacle)):
             builder = datasets.load_dataset_builder(name, config, data_files=files)
-    # Each library below it (HTTP, file systems, yaml, Arrow) has other errors, and they have no common root.
+    # The errors of HTTP, file systems, yaml and Arrow have no common class.
     except Exception as error:
         if obstacle:
             raise UserError(
@@ -93,7 +99,6 @@ def _load(name: str, config: str | None, files: str | None) -> Any:
     try:
         with _offline(datasets.config, bool(obstacle)), memory_capped(CONVERSION_MIB):
             builder.download_and_prepare()
-        # From the disk whatever the package's own limit is: a text is larger than memory.
         return builder.as_dataset()
     except Exception as error:  # As above.
         causes: list[BaseException] = [error]
@@ -111,16 +116,16 @@ def _load(name: str, config: str | None, files: str | None) -> Any:
 
 
 def _check_files(called: str, builder: Any, folder: Path | None, files: str | None) -> None:
-    """Raise UserError where a folder reads what lies outside it, or a train split takes files named for another."""
+    """Raise UserError for a folder that reads files outside itself, or a train split with files named for another."""
     roots = [] if folder is None else [folder.resolve()]
     if roots and roots[0].parent.name == "snapshots":
-        # The Hub's own cache keeps the content of a repository beside its snapshots, which are links to it.
+        # Snapshots in the Hub's cache are links to the content beside them.
         roots.append(roots[0].parents[1] / "blobs")
     for split, paths in (builder.config.data_files or {}).items():
         for path in map(str, paths):
             if roots and ("://" in path or not any(Path(path).resolve().is_relative_to(root) for root in roots)):
                 raise UserError(f"{called}: reads {path}, which is not in that folder; remove it or copy it there")
-            # A single file that the user names is taken at their word.
+            # A single file that the user names may have any name.
             if split == "train" and not (files and not re.search(r"[*?[]", files)):
                 inside = Path(path).relative_to(folder.resolve()) if folder else Path(path.rpartition("@")[2])
                 spoken = [
@@ -134,29 +139,22 @@ def _check_files(called: str, builder: Any, folder: Path | None, files: str | No
 
 
 def _tables(rows: Any) -> list[Path]:
-    """Return the files of the package's cache that hold a split."""
     return [Path(file["filename"]) for file in rows.cache_files]
 
 
 def _text(rows: Any, column: str, origin: str) -> Text:
-    """Return the text of one split."""
+    def batches() -> Iterator[pa.RecordBatch]:
+        # Not mapped into memory, as `datasets` does.
+        for table in _tables(rows):
+            with naming(table), pa.OSFile(str(table)) as file, pa.ipc.open_stream(file) as stream:
+                yield from stream
 
-    def read() -> Iterator[bytes]:
-        yield from holding_text(origin, text_of(origin, _batches(_tables(rows)), column))
-
-    return Text(read)
-
-
-def _batches(tables: Iterable[Path]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files that the package has written, without mapping them into memory, as itself does."""
-    for table in tables:
-        with naming(table), pa.OSFile(str(table)) as file, pa.ipc.open_stream(file) as stream:
-            yield from stream
+    return Text(lambda: holding_text(origin, text_of(origin, batches(), column)))
 
 
 @contextmanager
 def _offline(settings: Any, is_offline: bool) -> Iterator[None]:
-    """Make `datasets` use its cache alone: it would wait for a network, and reads its variable only when imported."""
+    """Make `datasets` use its cache alone instead of waiting for a network; it reads its variable once, at import."""
     before = settings.HF_HUB_OFFLINE
     settings.HF_HUB_OFFLINE = before or is_offline
     try:
@@ -166,11 +164,7 @@ def _offline(settings: Any, is_offline: bool) -> Iterator[None]:
 
 
 def download(repository: str, files: list[str]) -> list[Path]:
-    """Download files of a data set into the Hugging Face cache as they are.
-
-    Raises:
-        UserError: the Hub cannot be reached (said within two seconds), or the download fails.
-    """
+    """Download files of a data set into the Hugging Face cache, unchanged."""
     if obstacle := unreachable():
         raise UserError(obstacle)
 
@@ -185,7 +179,7 @@ def download(repository: str, files: list[str]) -> list[Path]:
 
 
 def unreachable() -> str:
-    """Return why the Hub cannot be reached, within two seconds; empty where it answers."""
+    """Return why the Hub cannot be reached, within two seconds; empty if it answers."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
             return f"{name} is set"

@@ -1,4 +1,4 @@
-"""A text that is read piece by piece, so that it is never in memory as a whole. Knows no torch."""
+"""Texts read in pieces, never in memory as a whole. Without torch."""
 
 import math
 from codecs import getincrementaldecoder
@@ -12,13 +12,13 @@ import numpy as np
 PIECE_BYTES = 2**20
 
 BYTE_ORDER_MARK = "\ufeff"
-"""Character with which some editors begin a file of UTF-8; it is no part of the text."""
+"""Character that some editors put before UTF-8; no part of the text."""
 
 KEPT_BYTES = 2**26
-"""Largest text that stays in memory from its first pass to the last."""
+"""Largest text that stays in memory after its first pass."""
 
 
-class Size(NamedTuple):
+class TextSize(NamedTuple):
     """Length of a text."""
 
     num_bytes: int
@@ -26,10 +26,10 @@ class Size(NamedTuple):
 
 
 class Text:
-    """UTF-8 in pieces of whole characters, a mebibyte or so each, or a part of such a text.
+    """UTF-8 in pieces of whole characters, about a mebibyte each, or a part of such a text.
 
     Args:
-        read: reads it from the beginning; called anew at each pass, unless it is short.
+        read: reads it from the beginning; called at each pass unless the text is short.
     """
 
     def __init__(self, read: Callable[[], Iterator[bytes]]) -> None:
@@ -39,12 +39,11 @@ class Text:
 
     @classmethod
     def of(cls, text: str) -> "Text":
-        """Make a text of a `str`."""
         pieces = [text[start : start + PIECE_BYTES].encode() for start in range(0, len(text), PIECE_BYTES)]
         return cls(lambda: iter(pieces))
 
     def part(self, start: int, stop: float) -> "Text":
-        """Return bytes start ... stop - 1 of a whole text, both of which must be starts of characters."""
+        """Return bytes start ... stop - 1 of a whole text; characters must begin at both."""
         part = Text(self._read)
         part.whole, part.start, part.stop = self, start, stop
         return part
@@ -70,22 +69,21 @@ class Text:
         return b"".join(self).decode()
 
     @cached_property
-    def size(self) -> Size:
-        """Count it, which reads it."""
+    def size(self) -> TextSize:
+        """Size of the text, by reading it."""
         num_bytes = characters = 0
         for piece in self:
             num_bytes, characters = num_bytes + len(piece), characters + num_characters(piece)
-        return Size(num_bytes, characters)
+        return TextSize(num_bytes, characters)
 
     @property
     def num_bytes(self) -> int:
-        """Length in bytes; of a part without reading it."""
         return self.size.num_bytes if self.whole is self else int(self.stop) - self.start
 
     def line_starts(self, wanted: list[int]) -> list[int]:
-        """Return for each of these characters of a whole text, which rise, the byte at which its line starts; where
-        that is not behind the result before, the byte of the character itself."""
-        # Of each: the byte behind the last line end before it, and its own.
+        """Return for each of these ascending characters of a whole text the byte at which its line starts, or its own
+        byte where that line starts before the previous result."""
+        # For each: the byte behind the last line end before it, and its own.
         behind, places = [0] * len(wanted), [0] * len(wanted)
         character = byte = 0
         for piece in self:
@@ -106,8 +104,7 @@ class Text:
 
 
 def walk(texts: Mapping[str, Text]) -> Iterator[tuple[str, bytes]]:
-    """Yield the pieces of texts in their order, each with its text's name; parts of one text, in the order in which
-    they stand there, are read in one pass."""
+    """Yield the pieces of texts in order, with the text's name; successive parts of a whole text take one pass."""
     for _, group in groupby(texts.items(), key=lambda item: id(item[1].whole)):
         parts, position = list(group), 0
         whole, end = parts[0][1].whole, parts[-1][1].stop
@@ -122,21 +119,20 @@ def walk(texts: Mapping[str, Text]) -> Iterator[tuple[str, bytes]]:
 
 
 def joined(texts: Iterable[Text]) -> Text:
-    """Join texts by line ends."""
     parts = list(texts)
 
     def read() -> Iterator[bytes]:
         for index, text in enumerate(parts):
             if index:
                 yield b"\n"
-            # Not by the text itself, which would be kept in memory if it is short: there may be many.
+            # Iterating over the text itself would keep short texts in memory, and there may be many.
             yield from text._read()
 
     return parts[0] if len(parts) == 1 else Text(read)
 
 
 def read_utf8(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the text of an open file, without a byte order mark at its start; see `whole_characters`."""
+    """Yield the text of an open file without a byte order mark, see `whole_characters`."""
     pieces = whole_characters(file)
     if first := next(pieces, b"").removeprefix(BYTE_ORDER_MARK.encode()):
         yield first
@@ -144,14 +140,14 @@ def read_utf8(file: BinaryIO) -> Iterator[bytes]:
 
 
 def whole_characters(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the UTF-8 of an open file in pieces that cut no character.
+    """Yield the UTF-8 of an open file in pieces of whole characters.
 
     Raises:
         UnicodeDecodeError: it is no UTF-8; `start` counts from the beginning of the file.
     """
     decoder, position = getincrementaldecoder("utf-8")(), 0
     while True:
-        # The decoder keeps the first bytes of a character that the block cuts.
+        # The decoder keeps the first bytes of a cut character.
         rest, block = decoder.getstate()[0], file.read(PIECE_BYTES)
         if block and not rest and block.isascii():
             position += len(block)
@@ -172,12 +168,11 @@ def whole_characters(file: BinaryIO) -> Iterator[bytes]:
 
 
 def num_characters(text: bytes) -> int:
-    """Return the number of characters of UTF-8, or of those that begin in a part of it."""
+    """Count the characters that begin in a part of UTF-8."""
     if text.isascii():
         return len(text)
     return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80))
 
 
 def is_blank(text: bytes) -> bool:
-    """Return whether there is nothing but white space, or nothing at all."""
     return not text or text.isspace() or (not text.isascii() and text.decode().isspace())

@@ -1,13 +1,12 @@
-"""Tokens of a corpus on disk, made once: a file a split, memory-mapped, so that a text may be larger than memory.
+"""Tokens of a corpus on disk, made once and memory-mapped, so that a text may be larger than memory.
 
     data/tokens/<corpus>-<tokenizer>-<key>/
-      tokens.json          names, sizes and fingerprints, and the tokenizer; written last
-      train.tokens         a header of HEADER_BYTES, then the ids, little-endian, of one, two or four bytes each
-      validation.tokens test.tokens
-      *.partial progress.json bpe.json    while it is made: the same command goes on from there
+      tokens.json                                   names, sizes, fingerprint and tokenizer; written last
+      train.tokens validation.tokens test.tokens    ids, little-endian, of one, two or four bytes
+      progress.json bpe.json                        until tokens.json is there: the same command goes on from them
 
-`key` is a hash of the names, sizes and dates of the source's files and of the settings that say what is made of them.
-The folder may be removed at any time.
+`key` is a hash of the names, sizes and dates of the source's files and of the settings that decide what is made of
+them. The folder may be removed at any time.
 """
 
 import hashlib
@@ -16,6 +15,7 @@ import logging
 import mmap
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -23,24 +23,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from tqdm import tqdm
 
-from attnbench.data.progress import Progress
+from attnbench.data.bpe import from_state
 from attnbench.data.tokenizer import Tokenizer
-from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.locks import folder_lock
 from attnbench.results.files import replace_file, sync
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import open_regular, read_object, user_path
+from attnbench.settings.text import read_object, user_path
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
-"""Raised where the tokens of equal files and settings change: 2 is without byte order marks."""
+FORMAT = 3
+"""Raised when equal files and settings give other tokens or another layout: 3 is without headers."""
 
 INDEX = "tokens.json"
-HEADER_BYTES = 4096
 SAVED_BYTES = 2**25
-"""Bytes of text between two times that the progress is saved."""
+"""Bytes of text between two saves of the progress."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +56,7 @@ class Split:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, count_V: np.ndarray, num_bytes: int) -> "Split":
-        """Sum up the counts of the ids of a text of so many bytes."""
+        """Sum up how often each id occurs in a text of `num_bytes`."""
         return cls(
             num_tokens=int(count_V.sum()),
             num_bytes=num_bytes,
@@ -81,22 +80,22 @@ class Tokens:
     """Token ids of each split, (N,), of the tokenizer's dtype."""
     splits: dict[str, Split]
     train_count_V: np.ndarray
-    """How often each id is in the train split, (tokenizer.size,) int64."""
+    """Occurrences of each id in the train split, (tokenizer.size,) int64."""
     mappings: list[mmap.mmap] = field(default_factory=list)
     """Files that `ids` are mapped from."""
 
 
 def count_ids(ids: np.ndarray, size: int) -> np.ndarray:
-    """Return how often each of `size` ids is there, (size,) int64, without eight bytes for each that is counted."""
+    """Count each of `size` ids, (size,) int64, in parts: bincount takes eight bytes for each id that it counts."""
     parts = (ids[start : start + 2**20] for start in range(0, len(ids), 2**20))
     return sum((np.bincount(part, minlength=size) for part in parts), np.zeros(size, dtype=np.int64))
 
 
 def folder_of(root: Path, label: str, key: Mapping[str, Any], files: Iterable[Path]) -> Path:
-    """Return the folder of the tokens of a corpus, which need not be there.
+    """Return the folder of the tokens of a corpus, which may not exist yet.
 
     Args:
-        key: the settings that say what is made of the files.
+        key: the settings that decide what is made of the files.
     """
     stats = [(path.name, path.stat()) for path in files]
     content = {"format": FORMAT, **key, "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]}
@@ -106,11 +105,7 @@ def folder_of(root: Path, label: str, key: Mapping[str, Any], files: Iterable[Pa
 
 
 def kept_path(root: Path, name: str) -> Path:
-    """Return the path in data/ of what is made of a corpus; for a user who may not write there, in a cache of theirs.
-
-    Args:
-        root: the folder of data/.
-    """
+    """Return the path of a derived file in `root`/data or, where this user may not write there, in the user's cache."""
     path = root / "data" / name
     nearest = next(folder for folder in path.parents if folder.exists())
     if path.exists() or os.access(nearest, os.W_OK):
@@ -121,19 +116,12 @@ def kept_path(root: Path, name: str) -> Path:
 
 
 def is_made(folder: Path) -> bool:
-    """Return whether all tokens are there."""
     return (folder / INDEX).exists()
 
 
 @contextmanager
 def making(folder: Path) -> Iterator[None]:
-    """Make the folder, and hold it while its tokens are made; another process that makes the same is waited for.
-
-    What fails before anything is written, as a tokenizer of too many symbols does, leaves no folder.
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written.
-    """
+    """Make the folder and lock it; another process that makes the same tokens waits. Empty folders do not stay."""
     made = [path for path in (folder, *folder.parents[:2]) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,228 +150,125 @@ def make(
     origin: str,
     fingerprint: Callable[[], str],
 ) -> None:
-    """Write the tokens of a corpus, inside `making`, or the rest of them.
+    """Write the tokens of a corpus, or the rest of them, inside `making`.
 
     Args:
-        splits: the text of each, all of which is read in order.
+        splits: the text of each; all of it is read, in order.
         num_bytes: of each.
-        fingerprint: that of the texts, known when all have been read.
+        fingerprint: of the texts, known once all have been read.
     """
-    progress = _saved(folder, num_bytes)
-    made: dict[str, Any] = {}
-    count_V = np.zeros(0, dtype=np.int64)
-    with Progress(sum(num_bytes.values()), f"tokens of {name}") as shown:
+    saved = folder / "progress.json"
+    progress = read_made(saved) if saved.exists() else {}
+    interval = 0.1 if sys.stderr.isatty() else 30
+    shape: dict[str, Any] = {"unit": "B", "unit_scale": True, "ncols": 79, "leave": False, "delay": 1}
+    with tqdm(total=sum(num_bytes.values()), desc=f"tokens of {name}"[:30], mininterval=interval, **shape) as bar:
         for split, pieces in splits:
-            with _Shard(folder, split, tokenizer, progress) as shard:
-                for chunk in tokenizer.chunks(shard.passed(pieces, shown)):
-                    shard.add(chunk)
-                    shown.add(len(chunk))
-            if shard.num_bytes != num_bytes[split]:
+            num_read = _append(folder, split, pieces, tokenizer, progress, bar)
+            if num_read != num_bytes[split]:
                 raise UserError(f"{origin}: changed while it was read; the same command reads it anew")
-            made[split] = asdict(Split.of(tokenizer, shard.count_V, num_bytes[split]))
-            made[split] |= {"sha256": shard.digest.hexdigest()}
-            count_V = shard.count_V if split == "train" else count_V
-    for split, sizes in made.items():
-        header = header_of(split, tokenizer, fingerprint(), sizes["num_tokens"])
-        path = folder / f"{split}.tokens"
-        partial = _partial(path)
-        with partial.open("r+b") as file:
-            file.write(header)
-        sync(partial)
-        partial.rename(path)
-        sizes |= dict(zip(("size", "mtime_ns"), _stat(path), strict=True))
-    content = {"format": FORMAT, "name": name, "origin": origin, "fingerprint": fingerprint(), "splits": made}
-    content |= {"tokenizer": tokenizer.state(), "train_counts": count_V.tolist()}
+    sizes, train_count_V = {}, np.zeros(0, dtype=np.int64)
+    for split in num_bytes:
+        count_V = count_ids(_mapped(folder, split, tokenizer, progress[split]["num_tokens"])[0], tokenizer.size)
+        sizes[split] = asdict(Split.of(tokenizer, count_V, num_bytes[split]))
+        train_count_V = count_V if split == "train" else train_count_V
+    content = {"format": FORMAT, "name": name, "origin": origin, "fingerprint": fingerprint(), "splits": sizes}
+    content |= {"tokenizer": tokenizer.state(), "train_counts": train_count_V.tolist()}
     replace_file(folder / INDEX, json.dumps(content) + "\n")
     sync(folder)
-    for path in (folder / "progress.json", folder / "bpe.json"):
+    for path in (saved, folder / "bpe.json"):
         path.unlink(missing_ok=True)
 
 
-class _Shard:
-    """File of a split that is being written, from where it was cut off."""
-
-    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, progress: dict[str, Any]) -> None:
-        self.folder, self.split, self.tokenizer, self.progress = folder, split, tokenizer, progress
-        saved = progress.get(split, {})
-        self.num_bytes, self.num_tokens = saved.get("num_bytes", 0), saved.get("num_tokens", 0)
-        self.num_saved_bytes = self.num_bytes
-        self.count_V = np.zeros(tokenizer.size, dtype=np.int64)
-        self.digest = hashlib.sha256()
-        path = _partial(folder / f"{split}.tokens")
-        if not path.exists() and (folder / f"{split}.tokens").exists():
-            # It was complete, and the others were not.
-            (folder / f"{split}.tokens").rename(path)
-        self.file: BinaryIO = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")  # noqa: SIM115
-        if not self._reads_back() or (saved and saved["sha256"] != self._checksum()):
-            log.warning(f"{path}: it or progress.json was altered since it was written; it is made anew")
-            self.num_bytes = self.num_tokens = self.num_saved_bytes = 0
-            self.count_V[:], self.digest = 0, hashlib.sha256()
-        end = HEADER_BYTES + self.num_tokens * tokenizer.dtype.itemsize
-        self.file.truncate(end)
-        self.file.seek(end)
-
-    def _checksum(self) -> str:
-        """Return the checksum of the tokens and of the length of their text, where the same command goes on."""
-        digest = self.digest.copy()
-        digest.update(f" {self.num_bytes}".encode())
-        return digest.hexdigest()
-
-    def _reads_back(self) -> bool:
-        """Count and hash the saved tokens; return False where some are missing or unknown to the tokenizer."""
-        self.file.seek(HEADER_BYTES)
-        left = self.num_tokens * self.tokenizer.dtype.itemsize
-        while left:
-            block = self.file.read(min(left, 2**20))
-            if not block:
-                return False
-            left -= len(block)
-            self.digest.update(block)
-            ids = np.frombuffer(block, self.tokenizer.dtype)
-            if int(ids.max()) >= self.tokenizer.size:
-                return False
-            self.count_V += np.bincount(ids, minlength=self.tokenizer.size)
-        return True
-
-    def passed(self, pieces: Iterable[bytes], shown: Progress) -> Iterator[bytes]:
-        """Pass on the text whose tokens are not there yet."""
-        todo = self.num_bytes
-        shown.start(todo)
-        for piece in pieces:
-            done = min(todo, len(piece))
-            todo -= done
-            if done < len(piece):
-                yield piece[done:]
-
-    def add(self, text: bytes) -> None:
-        """Write the tokens of a text, and from time to time how far that is."""
-        ids = self.tokenizer.encode_utf8(text)
-        self.count_V += np.bincount(ids, minlength=self.tokenizer.size)
-        content = ids.astype(self.tokenizer.dtype.newbyteorder("<"), copy=False).tobytes()
-        self.file.write(content)
-        self.digest.update(content)
-        self.num_bytes, self.num_tokens = self.num_bytes + len(text), self.num_tokens + len(ids)
-        if self.num_bytes - self.num_saved_bytes >= SAVED_BYTES:
-            self.save()
-
-    def save(self) -> None:
-        """Note how far it is, once that is on the disk."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.num_saved_bytes = self.num_bytes
-        sizes = {"num_bytes": self.num_bytes, "num_tokens": self.num_tokens, "sha256": self._checksum()}
-        self.progress[self.split] = sizes
-        replace_file(self.folder / "progress.json", json.dumps(self.progress) + "\n")
-
-    def __enter__(self) -> "_Shard":
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        try:
-            if kind is None:
-                self.save()
-        finally:
-            self.file.close()
+def _append(
+    folder: Path, split: str, pieces: Iterable[bytes], tokenizer: Tokenizer, progress: dict[str, Any], bar: Any
+) -> int:
+    """Write the tokens of a split from where they were cut off; return the bytes of its text."""
+    done = progress.setdefault(split, {"num_bytes": 0, "num_tokens": 0})
+    num_bytes, num_tokens = done["num_bytes"], done["num_tokens"]
+    bar.update(num_bytes)
+    path = folder / f"{split}.tokens"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+        end = num_tokens * tokenizer.dtype.itemsize
+        if file.seek(0, os.SEEK_END) < end:
+            raise UserError(f"{path}: was cut off; remove {folder}, the same command makes it anew")
+        # What was written after the last save goes.
+        file.truncate(end)
+        file.seek(end)
+        for chunk in tokenizer.chunks(_behind(pieces, num_bytes)):
+            num_tokens += _write_tokens(file, tokenizer, chunk)
+            num_bytes += len(chunk)
+            bar.update(len(chunk))
+            if num_bytes - done["num_bytes"] >= SAVED_BYTES:
+                _save(folder, file, progress, split, num_bytes, num_tokens)
+                done = progress[split]
+        _save(folder, file, progress, split, num_bytes, num_tokens)
+    return num_bytes
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")
+def _behind(pieces: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
+    for piece in pieces:
+        skipped = min(num_bytes, len(piece))
+        num_bytes -= skipped
+        if skipped < len(piece):
+            yield piece[skipped:]
+
+
+def _write_tokens(file: BinaryIO, tokenizer: Tokenizer, text: bytes) -> int:
+    ids = tokenizer.encode_utf8(text)
+    file.write(ids.astype(tokenizer.dtype.newbyteorder("<"), copy=False).tobytes())
+    return len(ids)
+
+
+def _save(folder: Path, file: BinaryIO, progress: dict[str, Any], split: str, num_bytes: int, num_tokens: int) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    progress[split] = {"num_bytes": num_bytes, "num_tokens": num_tokens}
+    replace_file(folder / "progress.json", json.dumps(progress) + "\n")
 
 
 def read_made(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file of a folder of tokens.
-
-    Raises:
-        UserError: it cannot be read, or holds none; the message names the folder to remove.
-    """
+    """Read the JSON object in a file of a folder of tokens; an error names the folder to remove."""
     try:
         return read_object(path)
     except UserError as error:
         raise UserError(f"{error}; remove {path.parent}, the same command makes it anew") from None
 
 
-def _saved(folder: Path, num_bytes: Mapping[str, int]) -> dict[str, Any]:
-    """Read how far a preparation came; an empty dictionary before the first save.
-
-    Raises:
-        UserError: the file was altered into something else.
-    """
-    path = folder / "progress.json"
-    if not path.exists():
-        return {}
-    progress = read_made(path)
-    for split, sizes in progress.items():
-        kinds = {"num_bytes": int, "num_tokens": int, "sha256": str}
-        are_typed = isinstance(sizes, dict) and all(type(sizes.get(name)) is kind for name, kind in kinds.items())
-        if split not in num_bytes or not are_typed or min(sizes["num_bytes"], sizes["num_tokens"]) < 0:
-            raise UserError(f"{path}: was altered; remove {folder}, the same command makes it anew")
-    return progress
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-def header_of(split: str, tokenizer: Tokenizer, fingerprint: str, num_tokens: int) -> bytes:
-    """Return the first HEADER_BYTES of a shard: a line of JSON, and spaces."""
-    content = {
-        "attnbench_tokens": FORMAT,
-        "split": split,
-        "dtype": tokenizer.dtype.name,
-        "num_tokens": num_tokens,
-        "source": fingerprint,
-        "tokenizer": tokenizer.fingerprint,
-    }
-    return json.dumps(content).encode().ljust(HEADER_BYTES - 1) + b"\n"
-
-
 def opened(folder: Path) -> Tokens:
-    """Open the tokens in a folder; a shard whose date is not as it was written is read and compared.
-
-    Raises:
-        UserError: the folder's files are torn, altered, or another corpus's.
-    """
-    path = folder / INDEX
-    content = read_made(path)
-    anew = f"remove {folder}, the same command makes it anew"
+    """Open the tokens in a folder."""
+    content = read_made(folder / INDEX)
+    ids, mappings = {}, []
     try:
-        tokenizer, fingerprint = from_state(content["tokenizer"]), content["fingerprint"]
-        counts = np.array(content["train_counts"], dtype=np.int64)
-        ids, splits, mappings = {}, {}, []
-        for split, sizes in content["splits"].items():
-            kept = {name: int(sizes[name]) for name in Split.__dataclass_fields__}
-            splits[split] = Split(**kept)
-            mapping = _mapped(folder / f"{split}.tokens", split, tokenizer, fingerprint, sizes)
-            ids[split] = np.frombuffer(mapping, tokenizer.dtype.newbyteorder("<"), offset=HEADER_BYTES)
-            mappings.append(mapping)
-        if content["format"] != FORMAT or [*ids] != ["train", "validation", "test"] or len(counts) != tokenizer.size:
-            raise ValueError("it is of another version of attnbench")
-        names = {name: str(content[name]) for name in ("name", "origin")}
-        made = {"tokenizer": tokenizer, "ids": ids, "splits": splits, "train_count_V": counts, "mappings": mappings}
-        return Tokens(**names, fingerprint=fingerprint, **made)
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: missing; {anew}") from None
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: {error.strerror or error}; {anew}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: does not fit its folder ({error}); {anew}") from None
+        tokenizer = from_state(content["tokenizer"])
+        splits = {split: Split(**sizes) for split, sizes in content["splits"].items()}
+        for split, sizes in splits.items():
+            ids[split], mapping = _mapped(folder, split, tokenizer, sizes.num_tokens)
+            mappings += [mapping] if mapping is not None else []
+        return Tokens(
+            name=content["name"],
+            origin=content["origin"],
+            fingerprint=content["fingerprint"],
+            tokenizer=tokenizer,
+            ids=ids,
+            splits=splits,
+            train_count_V=np.array(content["train_counts"], dtype=np.int64),
+            mappings=mappings,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder}: its tokens cannot be read ({error}); remove it, the same command makes it anew"
+        ) from None
 
 
-def _mapped(path: Path, split: str, tokenizer: Tokenizer, fingerprint: str, sizes: Mapping[str, Any]) -> mmap.mmap:
+def _mapped(folder: Path, split: str, tokenizer: Tokenizer, num_tokens: int) -> tuple[np.ndarray, mmap.mmap | None]:
     """Map a shard into memory: pages are read when they are used, and given up when memory is short."""
-    num_tokens, dtype = sizes["num_tokens"], tokenizer.dtype.newbyteorder("<")
-    with open_regular(path) as file:
-        if file.read(HEADER_BYTES) != header_of(split, tokenizer, fingerprint, num_tokens):
-            raise ValueError(f"{path.name} is of another text, tokenizer or split, by its header")
-        size, date = _stat(path)
-        if size != HEADER_BYTES + num_tokens * dtype.itemsize:
-            raise ValueError(f"{path.name} is torn: it has {size} bytes")
-        if (size, date) != (sizes["size"], sizes["mtime_ns"]):
-            digest = hashlib.sha256()
-            while block := file.read(2**20):
-                digest.update(block)
-            if digest.hexdigest() != sizes["sha256"]:
-                raise ValueError(f"{path.name} was altered after it was written")
+    dtype = tokenizer.dtype.newbyteorder("<")
+    with (folder / f"{split}.tokens").open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != num_tokens * dtype.itemsize:
+            raise ValueError(f"{split}.tokens has {size} bytes, {num_tokens} tokens need {num_tokens * dtype.itemsize}")
+        if not size:
+            return np.empty(0, dtype), None
         # Copied on writing, which nothing does: torch warns of memory that cannot be written.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return np.frombuffer(mapping, dtype), mapping

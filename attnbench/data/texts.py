@@ -1,4 +1,4 @@
-"""Texts from .txt and parquet files, and from the prose that every CPython brings along. Knows no torch."""
+"""Texts from .txt and parquet files, and from the documentation in every CPython. Without torch."""
 
 import os
 import re
@@ -22,15 +22,15 @@ from attnbench.settings.text import open_regular
 
 SPLITS = ("train", "validation", "test")
 MAX_TEXT_BYTES = 64 * 2**30
-"""Largest text of one file, decompressed; a model trains for months on it."""
+"""Largest text of one file, decompressed."""
 
 MAX_FOOTER_BYTES, MAX_FOOTER_ENTRIES = 2**22, 2**20
-"""Largest text and list in a parquet file's metadata; larger ones are refused before memory is allocated for them."""
+"""Largest text and list in a parquet file's metadata: no memory is allocated for larger ones."""
 
 ROWS_AT_A_TIME = 256
 
 WINDOW_CHARACTERS = 128
-"""Length from which every passage of the embedded corpus is unique, so that no split quotes another."""
+"""Length from which every passage of the embedded corpus is unique: no split quotes another."""
 
 RENAME = "rename the one that holds the text"
 
@@ -39,19 +39,19 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""Words in file names that mean a split, in any case."""
+"""Words for a split in file names, in any case."""
 
 SPLIT_WORD = re.compile(
     rf"(?<![a-z])(?:{'|'.join(SPLIT_WORDS)}|eval|evaluation|(?:held|hold)[-_. ]?out)"
     r"(?:s|sets?|data|texts?|splits?)?(?![a-z])"
 )
-"""A word that speaks of a split. Some cannot be assigned: `eval` means validation to some authors, test to others."""
+"""A word about a split; some cannot be assigned: `eval` may be validation or test."""
 
 SPLIT_NAME = re.compile(
     rf"(?P<prefix>.*[-_. ])?(?P<word>{'|'.join(SPLIT_WORDS)})"
     r"(?:[-_. ](?P<part>\d+)[-_. ]of[-_. ](?P<total>\d+)(?:[-_. ][0-9a-f]{8,})?)?"
 )
-"""Stem of the file of a split, in small letters: train, wiki.train, train-00000-of-00002-0123456789abcdef."""
+"""Stem of a split's file, in small letters: train, wiki.train, train-00000-of-00002-0123456789abcdef."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -61,26 +61,26 @@ class Texts:
     name: str
     """Name in rows and tables."""
     origin: str
-    """Name in error messages: the file or folder that it was read from."""
+    """File or folder, for error messages."""
     splits: dict[str, Text]
     """Text of each split, in the order of SPLITS."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
-class Source:
-    """Corpus before anything of it is read."""
+class CorpusSource:
+    """Corpus before it is read."""
 
     label: str
-    """Name in the names of folders."""
+    """Part of folder names."""
     files: list[Path]
-    """Files whose names, sizes and dates tell if it is still the same."""
+    """Files whose names, sizes and dates change with the corpus."""
     read: Callable[[], Texts]
-    """Opens it, and reads as much as its name and the ends of its splits need."""
+    """Reads as much as the name and the ends of the splits need."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn errors of the file or folder `path` into a UserError of one line that names it."""
+    """Turn errors of a file or folder into a UserError of one line that names it."""
     try:
         yield
     except FileNotFoundError:
@@ -103,12 +103,11 @@ def naming(path: Path) -> Iterator[None]:
 def read_text(path: Path) -> Text:
     """Return the text of one file, by its suffix.
 
-    A .txt file is taken as it is. A .parquet file has a string column `text`, as has a .arrow file of
-    the `datasets` library; rows that are not blank are joined by a line end (which doubles the one that a row of
-    WikiText ends with: so did the published experiment).
+    .txt is taken as it is. .parquet, and .arrow of the `datasets` library, have a string column `text`, whose rows that
+    are not blank are joined by line ends. (A row of WikiText has one already; the published experiment doubled it too.)
 
     Raises, when it is read:
-        UserError: the file cannot be read, is not what its suffix says, holds no text, or its column is not as above.
+        UserError: the file cannot be read, holds no text, or lacks the column.
     """
 
     def read() -> Iterator[bytes]:
@@ -121,7 +120,7 @@ def read_text(path: Path) -> Text:
 
 
 def holding_text(origin: Path | str, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Pass the pieces on; raise UserError at the end where they are blank."""
+    """Pass the pieces on; raise UserError at the end if all are blank."""
     has_text = False
     for piece in pieces:
         has_text = has_text or not is_blank(piece)
@@ -139,12 +138,12 @@ def _characters(path: Path, stream: BinaryIO) -> Iterator[bytes]:
 
 def _rows(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     if path.suffix == ".arrow":
-        # As a whole: from a file, memory is taken for whatever length a message claims.
+        # Read as a whole: of a file, pyarrow allocates whatever length a message claims.
         batches = pa.ipc.open_stream(stream.read())
         check_column(path, batches.schema)
         return text_of(path, map(_validated, batches))
     reading: dict[str, Any] = {
-        # By default a row group is read as a whole, and is often the whole file.
+        # By default a whole row group is read, often the whole file.
         "pre_buffer": False,
         "buffer_size": PIECE_BYTES,
         "thrift_string_size_limit": MAX_FOOTER_BYTES,
@@ -152,31 +151,29 @@ def _rows(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     }
     footer = pq.ParquetFile(stream, **reading)
     check_column(path, footer.schema_arrow)
-    # A value that is a thousand times in the file is in memory once (see `text_of`), and values that differ are an
-    # error of pyarrow where one batch has 2 GiB of them. DELTA encodings cannot be read that way: there a batch is one
-    # row, which has 2 GiB at most.
+    # As a dictionary a value that is repeated a thousand times is in memory once, and pyarrow refuses batches of more
+    # than 2 GiB of different values. DELTA encodings cannot be read as one: there a batch is one row, of 2 GiB at most.
     by_row = _has_delta(footer.metadata)
     parquet = pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=None if by_row else ["text"], **reading)
-    # In pieces: a file of a kilobyte can stand for terabytes, whatever its footer says of their size.
+    # In pieces: a file of a kilobyte can decompress to terabytes.
     rows = 1 if by_row else ROWS_AT_A_TIME
     return text_of(path, parquet.iter_batches(batch_size=rows, columns=["text"], use_threads=not by_row))
 
 
 def _has_delta(metadata: pq.FileMetaData) -> bool:
-    """Return whether a text of a parquet file is written as differences to the row before."""
     groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
     columns = (group.column(index) for group in groups for index in range(group.num_columns))
     return any("DELTA" in word for column in columns if column.path_in_schema == "text" for word in column.encodings)
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    # Its offsets are taken from the file unchecked: damaged ones would end the process.
+    # Damaged offsets would crash the process.
     batch.validate(full=True)
     return batch
 
 
 def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", way_out: str = RENAME) -> None:
-    """Raise UserError unless there is one column of that name, of strings."""
+    """Raise UserError unless there is exactly one column of this name, of strings."""
     if schema.names.count(column) != 1:
         columns = ", ".join(schema.names) or "none at all"
         raise UserError(f"{origin}: has no column '{column}' (its columns: {columns}); {way_out}")
@@ -187,11 +184,7 @@ def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", wa
 
 
 def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: str = "text") -> Iterator[bytes]:
-    """Join the rows that are not blank by line ends; they are counted before they are decoded.
-
-    Raises:
-        UserError: more than MAX_TEXT_BYTES, or a null.
-    """
+    """Join the rows that are not blank by line ends, counting bytes before decoding."""
     line_end, num_bytes, num_nulls = b"", 0, 0
     for batch in batches:
         column = batch.column(column_name)
@@ -202,7 +195,7 @@ def text_of(origin: Path | str, batches: Iterable[pa.RecordBatch], column_name: 
             raise UserError(f"{origin}: holds more than {MAX_TEXT_BYTES} bytes of text; give a part of it")
         first = 0
         while first < len(column) and not num_nulls:
-            # As many rows as make a piece, and one of any length.
+            # Rows that make one piece, or one row of any length.
             piece_end = (row_ends[first - 1] if first else 0) + PIECE_BYTES
             last = max(first + 1, int(np.searchsorted(row_ends, piece_end, side="right")))
             rows = column.slice(first, last - first)
@@ -221,37 +214,33 @@ def _joined(rows: pa.Array) -> Iterator[bytes]:
 
 
 def _long_row(row: pa.Scalar) -> Iterator[bytes]:
-    """Cut one row into pieces of whole characters; nothing of a blank one."""
-    # Not as a `str`, which is in memory several times as it is decoded and encoded.
+    # Without a `str`: decoding and encoding take several times its memory.
     content = (row.value if isinstance(row, pa.DictionaryScalar) else row).as_buffer()
     if not all(map(is_blank, whole_characters(pa.BufferReader(content)))):
         yield from whole_characters(pa.BufferReader(content))
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
-    """Return the bytes of each row that is no null, and the line end behind it, (rows,) int64."""
+    """Return the bytes of each row that is not null, plus its line end, (rows,) int64."""
     is_dictionary = isinstance(column, pa.DictionaryArray)
     lengths = pc.call_function("binary_length", [column.dictionary if is_dictionary else column])
     lengths = lengths.take(column.indices) if is_dictionary else lengths
-    # pyarrow's own way to numpy imports pandas, a quarter of a second before the first step.
+    # pyarrow's to_numpy would import pandas, a quarter of a second.
     return np.from_dlpack(lengths.drop_null()).astype(np.int64) + 1
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files of `folder` with one of the suffixes, in any case, sorted by name, without hidden ones."""
+    """Return the files of `folder` with one of the suffixes in any case, by name, without hidden files."""
     with naming(folder):
         paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
     return [path for path in paths if not path.name.startswith(".")]
 
 
 def split_files(folder: Path, suffix: str = ".parquet", prefix: str | None = "") -> dict[str, list[Path]]:
-    """Return the files of each split in `folder`: train.parquet, or train-00000-of-00002.parquet and the other parts.
+    """Return the files of each split in `folder`: train.parquet, or train-00000-of-00002.parquet and other parts.
 
     Args:
-        prefix: beginning of the names; None: any, the same for all files.
-
-    Raises:
-        UserError: a part of several is missing, one split is there twice, or the names begin differently.
+        prefix: beginning of the names; None: any, but one for all files.
     """
     found: dict[str, list[tuple[Path, re.Match[str]]]] = {}
     for path in list_files(folder, (suffix,)):
@@ -273,15 +262,13 @@ def split_files(folder: Path, suffix: str = ".parquet", prefix: str | None = "")
 
 
 def spoken_split(name: str) -> str | None:
-    """Return the split that the name of a file or folder means: "" where it mentions several, or one in a word that is
-    not of SPLIT_WORDS; None where it mentions none."""
+    """Return the split in the name of a file or folder: "" if unclear or one of several, None if there is none."""
     words = SPLIT_WORD.findall(name.lower())
     return None if not words else SPLIT_WORDS.get(words[0], "") if len(words) == 1 else ""
 
 
 def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, ...] = SPLITS) -> dict[str, Text]:
-    """Read every split of `files`, parts joined in order, empty where there is none; a UserError names a missing one of
-    `wanted`."""
+    """Read every split, its parts joined in order, empty if it has no files."""
     missing = [split for split in wanted if split not in files]
     if missing:
         has = next((f" beside {paths[0].name}" for paths in files.values()), "")
@@ -293,9 +280,9 @@ def read_splits(folder: Path, files: dict[str, list[Path]], wanted: tuple[str, .
 
 
 def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[str, Text]:
-    """Split `text` from its end into shares of its characters, each cut moved back to the start of its line.
+    """Split off shares of the characters from the end, each cut moved back to the start of its line.
 
-    A line longer than its split (some corpora are one single line) is cut inside.
+    A line longer than its split is cut inside: some corpora are a single line.
     """
     if validation_fraction + test_fraction >= 1:
         raise UserError(
@@ -306,22 +293,20 @@ def cut(text: Text, validation_fraction: float, test_fraction: float) -> dict[st
     wanted = [round(num_characters * (1 - validation_fraction - test_fraction))] * bool(validation_fraction)
     wanted += [round(num_characters * (1 - test_fraction))] * bool(test_fraction)
     starts = [*text.line_starts(wanted), num_bytes]
-    # A split without a share is empty.
     return parts_of(text, starts[0], starts[bool(validation_fraction)])
 
 
 def parts_of(text: Text, validation_start: int, test_start: int) -> dict[str, Text]:
-    """Split `text` at two bytes."""
     edges = [0, validation_start, test_start, text.size.num_bytes]
     return {split: text.part(*edges[index : index + 2]) for index, split in enumerate(SPLITS)}
 
 
-def find_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> Source:
-    """Find the user's file, or folder of files: .txt or .parquet.
+def find_user_texts(path: Path, validation_fraction: float, test_fraction: float) -> CorpusSource:
+    """Find the user's .txt or .parquet file, or folder of such files.
 
-    Files named for the splits (train.txt, validation.txt, test.txt, also as wiki.valid.txt or Dev.txt, or parquet
-    likewise) keep them; otherwise the files are joined in the order of their names and the splits are cut from the end.
-    A name that mentions a split in another way is refused, lest the text of a test is trained on.
+    Files named for splits (train.txt, wiki.valid.txt, Dev.parquet) are these splits; otherwise the files are joined in
+    the order of their names, and splits are cut from the end. A name that mentions a split unclearly is refused, lest
+    test data are trained on.
     """
     suffixes = (".txt", ".parquet")
     with naming(path):
@@ -351,14 +336,14 @@ def find_user_texts(path: Path, validation_fraction: float, test_fraction: float
             splits = cut(joined(map(read_text, files)), validation_fraction, test_fraction)
         return Texts(name=f"text:{path.resolve().stem}", origin=str(path), splits=splits)
 
-    return Source(label=path.resolve().stem, files=files, read=read)
+    return CorpusSource(label=path.resolve().stem, files=files, read=read)
 
 
-def find_embedded(root: Path, validation_fraction: float, test_fraction: float) -> Source:
-    """Find English prose that needs no download: CPython's language reference, from its `help()`.
+def find_embedded(root: Path, validation_fraction: float, test_fraction: float) -> CorpusSource:
+    """Find English prose without a download: the language reference in CPython's `help()`.
 
-    About 370 thousand characters. They differ between versions of Python, and so does the corpus's fingerprint.
-    Written once as parquet, see `kept_path`, a line a row like WikiText-2, and read like it from then on.
+    About 370 thousand characters, which differ between versions of Python, as does the corpus's fingerprint. Written
+    once as parquet, one line a row like WikiText-2, see `kept_path`.
     """
     path = kept_path(root, f"embedded/distinct-python-{python_version()}.parquet")
     if not path.exists():
@@ -368,7 +353,7 @@ def find_embedded(root: Path, validation_fraction: float, test_fraction: float) 
         splits = cut(read_text(path), validation_fraction, test_fraction)
         return Texts(name="embedded", origin=str(path), splits=splits)
 
-    return Source(label="embedded", files=[path], read=read)
+    return CorpusSource(label="embedded", files=[path], read=read)
 
 
 def _embedded_rows() -> list[str]:
@@ -384,14 +369,13 @@ def _embedded_rows() -> list[str]:
 
 
 def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield the paragraphs, each a list of rows, without those that repeat WINDOW_CHARACTERS in a row.
+    """Yield the paragraphs, each a list of rows, without those that repeat WINDOW_CHARACTERS of others.
 
-    Topics quote each other by the page: without this a sixth of a test split is text that was trained on.
+    Topics quote each other by the page: otherwise a sixth of a test split would also be in train.
     """
     seen: set[str] = set()
     tail = ""
     for rows in paragraphs:
-        # As `read_text` joins them.
         text = tail + "".join(f"{row}\n" for row in rows)
         windows = [text[start : start + WINDOW_CHARACTERS] for start in range(len(text) - WINDOW_CHARACTERS + 1)]
         if len(set(windows) - seen) == len(windows):
@@ -401,7 +385,7 @@ def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _write_rows(path: Path, rows: list[str]) -> None:
-    """Write one column `text`, through a temporary file, so that another process never reads half of it."""
+    """Write one column `text` through a temporary file: another process never reads half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

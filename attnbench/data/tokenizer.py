@@ -1,7 +1,7 @@
-"""Tokenizers: a text as token ids, ids as text, and the bytes that an id stands for. Knows no torch.
+"""Tokenizers: text to token ids and back, and the bytes of an id. Without torch.
 
-`characters` has an id for each character of the train split, `bytes` one for each byte of UTF-8, and `bpe` those and
-pieces of words that are frequent in the train split (data/bpe.py, which needs the package `tokenizers`).
+`characters` has an id for each character of the train split, `bytes` one for each byte of UTF-8, `bpe` (data/bpe.py)
+bytes and frequent pieces of words.
 """
 
 import hashlib
@@ -15,74 +15,71 @@ import numpy as np
 from attnbench.settings.errors import UserError, printable
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Last symbol of a vocabulary of characters, for those that the train split does not have."""
+"""Last symbol of a vocabulary of characters, for characters that the train split lacks."""
 
 NUM_CODE_POINTS = 0x110000
 NUM_BYTES = 256
 
 MAX_NAMED = 10
-"""Largest number of unknown characters that a message names."""
+"""Most unknown characters in a message."""
 
 
 class Tokenizer(ABC):
-    """Text as ids and back. Ids are 0 ... size - 1; an embedding may be padded beyond them."""
+    """Text to ids 0 ... size - 1 and back; an embedding may be padded beyond them."""
 
     kind: ClassVar[str]
     """The value of data.tokenizer."""
     units: ClassVar[str]
-    """Name of several ids in messages: characters, bytes, tokens."""
+    """Ids in messages: characters, bytes, tokens."""
     size: int
     """Number of ids."""
     num_writable: int
-    """Number of ids that a model may write, the first ones: all but the one of unknown characters."""
+    """Number of first ids that a model may write: all but that of unknown characters."""
     num_bytes_V: np.ndarray
-    """Bytes of UTF-8 that each id stands for, (size,) int64; 0 for unknown characters, which may have any number."""
+    """Bytes of UTF-8 of each id, (size,) int64; 0 for unknown characters."""
     num_characters_V: np.ndarray
-    """Characters that begin in each id, (size,) int64: those of a text add up, also where an id is part of one."""
+    """Characters that begin in each id, (size,) int64."""
 
     @abstractmethod
     def encode_utf8(self, text: bytes) -> np.ndarray:
-        """Return the ids of a text in valid UTF-8, of `dtype`."""
+        """Return the ids of valid UTF-8, of `dtype`."""
 
     @abstractmethod
     def to_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the UTF-8 of ids, which of some ids in the middle of a text may be no whole characters.
-
-        An id past the last, of a padded embedding, is UNKNOWN.
-        """
+        """Return the bytes of ids, perhaps part of a character; an id past the last is UNKNOWN."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return what `tokenizer_state.from_state` makes the same tokenizer of, as JSON has it."""
+        """Return the argument of `bpe.from_state` that makes the same tokenizer, in JSON's types."""
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest of uint8, uint16 and uint32 that has every id."""
+        """The smallest of uint8, uint16 and uint32 that holds every id."""
         return np.dtype(next(kind for kind in (np.uint8, np.uint16, np.uint32) if self.size - 1 <= np.iinfo(kind).max))
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits of a hash: equal ones give the same ids for every text."""
+        """12 hex digits of a hash; equal fingerprints give equal ids."""
         return hashlib.sha256(json.dumps(self.state(), sort_keys=True).encode()).hexdigest()[:12]
 
     def chunks(self, pieces: Iterable[bytes]) -> Iterable[bytes]:
-        """Cut a text into parts whose ids, one after the other, are those of the whole, however it comes in pieces."""
+        """Cut a text into parts whose ids, joined, are those of the whole."""
         return pieces
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of any text, of `dtype`.
 
         Raises:
-            UnicodeEncodeError: it has halves of surrogate pairs, which only a vocabulary of characters has an id for.
+            UnicodeEncodeError: it has halves of surrogate pairs, which only `characters` has an id for.
         """
         return self.encode_utf8(text.encode())
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; bytes that are no whole character are UNKNOWN."""
+        """Return the text of ids; incomplete characters are UNKNOWN."""
         return self.to_bytes(ids).decode("utf-8", "replace")
 
     def check_known(self, text: str) -> None:
-        """Raise UserError for a text that has no ids but that of unknown characters."""
+        """Raise UserError for a text with unknown characters."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -90,7 +87,7 @@ class Tokenizer(ABC):
 
 
 class Characters(Tokenizer):
-    """An id a character: its place in `vocabulary`, whose last symbol, UNKNOWN, stands for all others."""
+    """One id for each character, its place in `vocabulary`; the last, UNKNOWN, stands for all others."""
 
     kind = units = "characters"
 
@@ -106,7 +103,7 @@ class Characters(Tokenizer):
 
     @classmethod
     def of(cls, pieces: Iterable[bytes]) -> "Characters":
-        """Make the vocabulary of all characters of a text, in the order of their code points."""
+        """Collect the characters of a text, in the order of their code points."""
         seen = np.zeros(NUM_CODE_POINTS, dtype=bool)
         for piece in pieces:
             seen[np.frombuffer(piece, dtype=np.uint8) if piece.isascii() else code_points(piece.decode())] = True
@@ -138,7 +135,7 @@ class Characters(Tokenizer):
 
 
 class Bytes(Tokenizer):
-    """An id a byte of UTF-8."""
+    """One id for each byte of UTF-8."""
 
     kind = units = "bytes"
 
@@ -159,7 +156,7 @@ class Bytes(Tokenizer):
 
 def code_points(text: str) -> np.ndarray:
     """Return the code points of a text, (characters,) uint32."""
-    # surrogatepass: a prompt from a command line can hold halves of a pair; they become UNKNOWN like any stranger.
+    # surrogatepass: a prompt from a command line can hold halves of a pair, which become UNKNOWN.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 

@@ -1,4 +1,4 @@
-"""WikiText-2: the folders that may hold it, its download, and its two versions."""
+"""WikiText-2: its folders, its download, its two versions."""
 
 import hashlib
 import os
@@ -8,16 +8,16 @@ from tempfile import TemporaryDirectory
 
 from attnbench.data.hub import download, find_hub, unreachable
 from attnbench.data.pieces import Text
-from attnbench.data.texts import SPLITS, Source, Texts, naming, read_splits, split_files
+from attnbench.data.texts import SPLITS, CorpusSource, Texts, naming, read_splits, split_files
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import open_regular
 
 REPOSITORY = "Salesforce/wikitext"
 FOLDERS = {"raw": "wikitext-2-raw-v1", "v1": "wikitext-2-v1"}
-"""Folders of the versions: raw, of the published experiment, keeps every character; in v1 rare words read <unk>."""
+"""Versions: raw (in the published experiment) keeps every character, v1 has <unk> for rare words."""
 
 CHARACTERS = {"raw": (10_916_756, 1_144_610, 1_288_512), "v1": (10_778_301, 1_120_054, 1_254_974)}
-"""Numbers of characters of train, validation and test as `read_text` joins them."""
+"""Characters of train, validation and test as `read_text` joins them."""
 
 RAW_SHA256 = {
     "train": "e83889baabc497075506f91975be5fac0d45c5290b6b20582c8cd1e853d0c9f7",
@@ -32,11 +32,10 @@ WAY_OUT = (
 )
 
 
-def find_wikitext2(path: Path | None, root: Path) -> Source:
+def find_wikitext2(path: Path | None, root: Path) -> CorpusSource:
     """Find WikiText-2 in `path`, or in the first usual folder that has it (see `find`), or on the Hub.
 
-    The name is that of the version that is read, by the numbers of characters. Other parquet files in a folder that
-    the user gave train as well, under the folder's name.
+    The numbers of characters tell the version. Other parquet files are accepted too, under their folder's name.
     """
     folder, files = (path, split_files(path)) if path is not None else find(root)
     if folder is None:
@@ -50,17 +49,16 @@ def find_wikitext2(path: Path | None, root: Path) -> Source:
         name = f"wikitext2-{'raw-v1' if version == 'raw' else 'v1'}" if version else f"parquet:{folder.resolve().name}"
         return Texts(name=name, origin=str(folder), splits=splits)
 
-    return Source(label="wikitext2", files=[file for parts in files.values() for file in parts], read=read)
+    return CorpusSource(label="wikitext2", files=[file for parts in files.values() for file in parts], read=read)
 
 
 def version_of(splits: dict[str, Text]) -> str | None:
-    """Return "raw" or "v1" if the splits have the known numbers of characters, otherwise None."""
+    """Return "raw" or "v1" by the numbers of characters, otherwise None."""
     lengths = tuple(splits[split].size.num_characters for split in SPLITS)
     return next((version for version, characters in CHARACTERS.items() if characters == lengths), None)
 
 
-def _loaded(root: Path) -> Source:
-    """Load it from the Hub, through `datasets`, which keeps it in its cache."""
+def _loaded(root: Path) -> CorpusSource:
     if obstacle := unreachable():
         looked_at = f"neither in {root / 'data'} nor in the Hugging Face cache {_cache_home()}"
         raise UserError(f"WikiText-2 is {looked_at}: {obstacle}; {WAY_OUT}")
@@ -71,14 +69,14 @@ def _loaded(root: Path) -> Source:
         _check_characters(splits, "raw", REPOSITORY)
         return Texts(name="wikitext2-raw-v1", origin=REPOSITORY, splits=splits)
 
-    return Source(label="wikitext2", files=loaded.files, read=read)
+    return CorpusSource(label="wikitext2", files=loaded.files, read=read)
 
 
 def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
-    """Return folder and files by split: of data/ under `root`, else of the Hugging Face caches, else None and none.
+    """Return folder and files by split, from data/ under `root` or the Hugging Face caches; None and {} if not found.
 
-    Raw comes before v1. A folder of data/ that holds any split is taken, and must then be whole; in the caches
-    incomplete folders are skipped, as a cut-off download leaves them behind.
+    Raw comes before v1. A folder of data/ with any split is taken and must be complete; in the caches incomplete
+    folders, left by interrupted downloads, are skipped.
     """
     data = root / "data"
     for folder in (data / FOLDERS["raw"], data, data / FOLDERS["v1"]):
@@ -95,14 +93,13 @@ def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
 
 
 def _cache_home() -> Path:
-    # The same variables in the same order as huggingface_hub and datasets, whose import would take seconds.
+    # As in huggingface_hub and datasets, whose import takes seconds.
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    # A user without a home folder keeps the ~, and has no such cache.
     return Path(os.path.expanduser(os.environ.get("HF_HOME", default)))
 
 
 def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
-    """Return folders of the caches that may hold this version, with the suffix and prefix of their files."""
+    """Return folders in the caches that may hold this version, with suffix and prefix of their files."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or _cache_home() / "hub"
     arrow = os.environ.get("HF_DATASETS_CACHE") or _cache_home() / "datasets"
     snapshots = Path(os.path.expanduser(hub)).glob(f"datasets--Salesforce--wikitext/snapshots/*/{version_folder}")
@@ -111,17 +108,8 @@ def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
     return parquet + [(folder, ".arrow", "wikitext-") for folder in sorted({table.parent for table in tables})]
 
 
-def _downloaded(version: str) -> Path:
-    """Download the published files into the Hugging Face cache; return their folder."""
-    try:
-        files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
-        return download(REPOSITORY, files)[0].parent
-    except UserError as error:
-        raise UserError(f"WikiText-2: {error}; {WAY_OUT}") from None
-
-
 def check_published(folder: Path, version: str) -> None:
-    """Raise UserError unless `folder` holds the published text: raw by the files' sha256, v1 by its characters."""
+    """Raise UserError unless `folder` holds the published text, by sha256 (raw) or by numbers of characters (v1)."""
     files = split_files(folder)
     splits = read_splits(folder, files)
     if version == "raw":
@@ -140,34 +128,30 @@ def _check_characters(splits: dict[str, Text], version: str, origin: str) -> Non
         raise UserError(f"{origin}: is not WikiText-2 {version}, by its characters ({counts}); get it again")
 
 
-def _check_source(source: Path) -> None:
-    """Raise UserError, which names the option of attnbench data, for a folder without all splits."""
-    files = split_files(source) if source.is_dir() else {}
-    missing = [split for split in SPLITS if split not in files]
-    if missing:
-        what = f"has no parquet file of {' and '.join(missing)}" if source.is_dir() else "is no folder"
-        raise UserError(f"--source {source}: {what}; give the folder with WikiText-2's three, or leave --source out")
-
-
 def prepare(version: str, source: Path | None, root: Path) -> Path:
-    """Put WikiText-2 into data/ under `root`, from the folder `source` or from the Hub; return the new folder.
-
-    Files are checked and copied to a temporary folder, which is then renamed. One that is there already is checked.
-
-    Raises:
-        UserError: the text is not the published one or is not there, or data/ cannot be written.
-    """
+    """Put WikiText-2 into data/ under `root`, from the folder `source` or the Hub; return the new folder."""
     target = root / "data" / FOLDERS[version]
     if target.exists():
         check_published(target, version)
         return target
     if source is not None:
-        _check_source(source)
-    folder = source if source is not None else _downloaded(version)
+        files = split_files(source) if source.is_dir() else {}
+        missing = [split for split in SPLITS if split not in files]
+        if missing:
+            fault = f"has no parquet file of {' and '.join(missing)}" if source.is_dir() else "is no folder"
+            raise UserError(
+                f"--source {source}: {fault}; give the folder with WikiText-2's three, or leave --source out"
+            )
+        folder = source
+    else:
+        try:
+            files = [f"{FOLDERS[version]}/{split}-00000-of-00001.parquet" for split in SPLITS]
+            folder = download(REPOSITORY, files)[0].parent
+        except UserError as error:
+            raise UserError(f"WikiText-2: {error}; {WAY_OUT}") from None
     check_published(folder, version)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Removed whatever happens.
         with TemporaryDirectory(dir=target.parent, prefix=".partial-") as partial:
             copied = Path(partial) / target.name
             copied.mkdir()

@@ -1,4 +1,4 @@
-"""From settings to a model with its initial weights: the kernel that runs, the layers, what they may hold."""
+"""From settings to a model with initial weights: backends, layers, checks of layers."""
 
 import hashlib
 import inspect
@@ -23,7 +23,7 @@ from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
 PARAMETERS_A_THREAD = 2**22
-"""Initial weights for which a thread is begun: fewer are there before it, with a team of torch's own, is."""
+"""Initial weights a thread; fewer are made faster than a thread starts."""
 
 
 def resolve_mixer(
@@ -33,25 +33,21 @@ def resolve_mixer(
     device_type: str,
     precision: str,
 ) -> MixerSettings:
-    """Return the same settings with `auto` replaced by the backend that will run.
-
-    Raises:
-        UserError: a backend that does not exist or cannot run here.
-    """
+    """Replace the backend `auto` by the one that will run."""
     if is_hybrid(settings):
         return each(settings, lambda part, _: resolve_mixer(part, model, device_type=device_type, precision=precision))
     cls = resolve(settings.target, Mixer)
-    # The model's head width, unless the mixer's yaml overrides it: kernels differ in the widths they can do.
+    # Kernels support different head widths.
     options = {"head_width": model.head_width, **settings.options}
     backend = cls.choose_backend(options, device_type=device_type, precision=precision)
     return MixerSettings(name=settings.name, target=settings.target, options={**settings.options, "backend": backend})
 
 
 def function_of(settings: MixerSettings) -> dict[str, Any]:
-    """Return target and options of the function that a mixer computes by any kernel; see `Mixer.same_function`."""
+    """Return target and options of the function that a mixer computes with any backend; see `Mixer.same_function`."""
     options = {name: value for name, value in hashed_options(settings.options).items() if name != "backend"}
     cls = resolve(settings.target, Mixer)
-    # Of the class alone: one that derives from it may compute anything.
+    # A derived class may compute another function.
     other = vars(cls).get("same_function")
     shared = inspect.signature(resolve(other, Mixer)).parameters if other else {}
     if other and not any(value for name, value in options.items() if name not in shared):
@@ -60,37 +56,29 @@ def function_of(settings: MixerSettings) -> dict[str, Any]:
 
 
 def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int) -> LanguageModel:
-    """Build the model without memory for its weights: enough to count, and to refuse settings that do not fit."""
+    """Build the model without memory for weights, to count parameters and to check settings."""
     if len(mixers) != model.num_layers:
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
+    layers, is_mixed = [], len({settings.name for settings in mixers}) > 1
     try:
         with torch.device("meta"):
+            for layer, settings in enumerate(mixers):
+                with naming(settings.name) if is_mixed else nullcontext():
+                    layers.append(build_layer(settings, model, layer))
             return LanguageModel(
-                _build_layers(mixers, model),
+                layers,
                 vocabulary_size=vocabulary_size,
                 dim=model.dim,
                 feed_forward_width=model.feed_forward_width,
                 dropout=model.dropout or 0.0,
             )
     except (RuntimeError, OverflowError) as error:
-        # Of a size below 0, or of more bytes than can be counted.
+        # Of a negative or huge size.
         raise UserError(f"attn={mixers[0].name}: its settings make no tensor ({str(error).splitlines()[0]})") from error
 
 
-def _build_layers(mixers: Sequence[MixerSettings], model: ModelSettings) -> list[Mixer]:
-    layers, is_mixed = [], len({settings.name for settings in mixers}) > 1
-    for layer, settings in enumerate(mixers):
-        with naming(settings.name) if is_mixed else nullcontext():
-            layers.append(build_layer(settings, model, layer))
-    return layers
-
-
 def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:
-    """Build the mixer of one layer, its weights not initialised.
-
-    Raises:
-        UserError: a setting that cannot be, or a class that keeps tensors beside its parameters.
-    """
+    """Build the mixer of one layer without initial weights."""
     mixer = build(settings.target, settings.options, Mixer, **layer_sizes(model, layer))
     if not mixer.fills_submodules:
         _check_tensors(mixer, f"attn={settings.name}: {settings.target}")
@@ -98,7 +86,7 @@ def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mi
 
 
 def _check_tensors(mixer: Mixer, name: str) -> None:
-    """Refuse buffers and attributes that are tensors: neither would have its numbers in a model that is loaded."""
+    """Refuse buffers and attributes that are tensors: checkpoints do not have them."""
     kept = [path for path, _ in mixer.named_buffers()]
     for path, module in mixer.named_modules():
         attributes = (attribute for attribute, value in vars(module).items() if isinstance(value, Tensor))
@@ -111,7 +99,7 @@ def _check_tensors(mixer: Mixer, name: str) -> None:
 
 
 def layer_sizes(model: ModelSettings, layer: int) -> dict[str, Any]:
-    """Return what the model gives to a mixer whose constructor names it."""
+    """Return the sizes that a mixer's constructor may ask for."""
     return {
         "dim": model.dim,
         "head_width": model.head_width,
@@ -129,17 +117,14 @@ def build_model(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> LanguageModel:
-    """Build a model with initial weights, equal on every device and across mixers where names and shapes are equal.
+    """Build a model with initial weights, equal on every device, and across mixers for equal names and shapes.
 
     Args:
-        mixers: one mixer's settings a layer, backends resolved (`resolve_mixer`).
-
-    Raises:
-        UserError: there is not enough memory, or a weight has no initial value.
+        mixers: one a layer, backends resolved (`resolve_mixer`).
     """
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size)
     check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
-    # Weights are made on the CPU and then moved: generators of two devices give different numbers.
+    # On the CPU: generators of other devices give other numbers.
     take_memory(built, "cpu")
     with torch.no_grad():
         for parameter in built.parameters():
@@ -147,7 +132,7 @@ def build_model(
                 parameter.fill_(math.nan)
     init_weights(built, seed, built.num_branches)
     for name, parameter in built.named_parameters():
-        # What lay in memory would be another model at each start.
+        # Uninitialised memory would be another model at each start.
         if parameter.sum().isnan():
             raise UserError(
                 f"attn={mixers[0].name}: {name} has no initial value, or none that is a number; init_weights of its "
@@ -162,25 +147,23 @@ def build_model(
 
 
 def take_memory(model: nn.Module, device: torch.device | str) -> None:
-    """Give the weights of `build_meta` memory, whose numbers are whatever lay there."""
-    # What `to_empty` does, which goes through torch's references for the meta device: they import sympy, a quarter of a
-    # second before the first step.
+    """Give the weights of `build_meta` uninitialised memory."""
+    # `to_empty` would import sympy, a quarter of a second.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 def num_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's weights."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
-    """Initialise every module with a generator seeded by (seed, full name), so that an option shifts nothing else.
+    """Initialise every module with a generator seeded by (seed, full name), independent of other modules.
 
-    Of a large model several modules at a time, each in a thread: one core makes a hundred million numbers a second. A
-    module of torch (nn.Linear, say) runs its `reset_parameters`, one after the other, as those share torch's generator.
+    Threads initialise the modules of a large model. Modules of torch run `reset_parameters` one after the other, as
+    they share torch's generator.
 
     Raises:
-        ValueError: a module that owns parameters and has neither.
+        ValueError: a module has parameters and neither method.
     """
     initialised, filled = [], "."
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -191,7 +174,7 @@ def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
             module_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7])
             initialise: Any = getattr(module, "init_weights", None)
             if getattr(module, "fills_submodules", False):
-                # Here: its layer draws from torch's generator, as those below do.
+                # Not in a thread: its layer draws from torch's generator.
                 initialise(torch.Generator().manual_seed(module_seed), num_branches)
                 filled = f"{name}." if name else ""
             elif initialise is not None:

@@ -1,7 +1,7 @@
-"""Dropout (Srivastava et al., 2014) whose masks are a function of (seed, step, row, layer, branch, index) alone.
+"""Dropout (Srivastava et al., 2014) whose masks are a function of (seed, step, row, layer, branch, index).
 
-So they are the same for a model alone and in a stack, for a training that was cut off and resumed, and however a batch
-is divided. Rows carry their keys: a model that is given none drops nothing, whatever its setting.
+They are equal in a stack, in a resumed training, and however a batch is divided. Without keys of its rows a model drops
+nothing.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from attnbench.data.counters import hashed
 
 STREAM = 0x64726F70
-"""First counter of all keys: keeps them apart from those of synthetic tasks."""
+"""First counter of all keys, unlike those of synthetic tasks."""
 
 EMBEDDING, MIXER, FEED_FORWARD = 0, 1, 2
 """Branches."""
@@ -20,22 +20,18 @@ def row_keys(seed: int, step: int, row_B: Tensor) -> Tensor:
     """Return the key of each row of a training batch, (B,) int64.
 
     Args:
-        row_B: indices in the whole batch, over all ranks and micro-batches.
+        row_B: indices in the whole batch, over ranks and micro-batches.
     """
     return hashed(STREAM, seed, step, row_B)
 
 
 def layer_keys(key_B: Tensor | None, layer: int) -> Tensor | None:
-    """Return the keys of rows in one layer, (B,): what is computed from them is the same function in all layers."""
+    """Return the keys of rows in one layer, (B,)."""
     return None if key_B is None else hashed(key_B, layer)
 
 
 def drop(x_BTD: Tensor, share: float, key_B: Tensor | None, branch: int) -> Tensor:
-    """Return x with a share of its elements 0 and the others divided by 1 - share; x itself where no key is given.
-
-    Args:
-        key_B: of the rows in this layer.
-    """
+    """Return x with a share of its elements 0 and the others divided by 1 - share; x itself without keys."""
     if key_B is None or not share:
         return x_BTD
     index_TD = torch.arange(x_BTD[0].numel(), device=x_BTD.device).view(x_BTD.shape[1:])

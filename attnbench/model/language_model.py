@@ -1,7 +1,7 @@
 """Language model around a mixer: pre-norm blocks, SwiGLU, tied embeddings, no positions.
 
-Dropout, where it is on, is on the embedding and on what each branch adds to the residual stream, as in GPT-2; GPT-2's
-dropout of attention weights is left out, as most mixers have no such weights."""
+Dropout is on the embedding and the output of each branch, as in GPT-2, but not on attention weights, which most mixers
+lack."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from attnbench.model.dropout import EMBEDDING, FEED_FORWARD, MIXER, drop, layer_
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed_forward(norm(x)) where there is a feed-forward."""
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)) if there is a feed-forward."""
 
     def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int, dropout: float) -> None:
         super().__init__()
@@ -30,10 +30,10 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, dropout_B: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return the residual stream behind the block, and the state.
+        """Return the residual stream after the block, and the state.
 
         Args:
-            dropout_B: keys of the rows' masks in this layer, see `dropout.layer_keys`.
+            dropout_B: keys of the rows in this layer, see `dropout.layer_keys`.
         """
         x_BTD, branch_BTD, state = self.summands(x_BTD, state, dropout_B)
         return x_BTD + branch_BTD, state
@@ -41,7 +41,7 @@ class Block(nn.Module):
     def summands(
         self, x_BTD: Tensor, state: State | None, dropout_B: Tensor | None
     ) -> tuple[Tensor, Tensor, State | None]:
-        """Return the residual stream before the block's last branch, what that adds to it, and the state."""
+        """Return the residual stream before the block's last branch, that branch's output, and the state."""
         mixed_BTD, state = self.mixer(self.mixer_norm(x_BTD), state)
         mixed_BTD = drop(mixed_BTD, self.dropout, dropout_B, MIXER)
         if self.feed_forward is None or self.feed_forward_norm is None:
@@ -56,17 +56,17 @@ class Block(nn.Module):
         return self.feed(x_BD + mixed_BD), state
 
     def feed(self, x: Tensor) -> Tensor:
-        """Return x + feed_forward(norm(x)), or x where there is no feed-forward."""
+        """Return x + feed_forward(norm(x)), or x without feed-forward."""
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Embedding(nn.Embedding):
-    """Embedding of symbols; its weight is the map from hidden states to logits too."""
+    """Embedding of symbols, with the weight of the logits."""
 
     def reset_parameters(self) -> None:
-        """Do nothing: `init_weights` fills the weights, and on the meta device torch would load its compiler for it."""
+        """Do nothing: `init_weights` does, and on the meta device torch would load its compiler."""
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         nn.init.normal_(self.weight, std=0.02, generator=generator)
@@ -78,7 +78,7 @@ class LanguageModel(nn.Module):
     Args:
         mixers: one a layer.
         feed_forward_width: hidden channels of the SwiGLU; 0 for none.
-        dropout: share of elements dropped in training, in forward passes that are given keys of rows.
+        dropout: share of elements dropped in forward passes with keys of rows.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens_BT: Tensor, state: list[State] | None = None, positions_BL: Tensor | None = None
     ) -> tuple[Tensor, list[State] | None]:
-        """Return logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL` alone, and the last state."""
+        """Return logits (B, T, vocabulary), or (B, L, vocabulary) at `positions_BL`, and the last state."""
         x_BTD, state = self.hidden(tokens_BT, state, positions_BL)
         return self.logits(x_BTD), state
 
@@ -116,10 +116,10 @@ class LanguageModel(nn.Module):
         positions_BL: Tensor | None = None,
         dropout_B: Tensor | None = None,
     ) -> tuple[Tensor, list[State] | None]:
-        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the state after the last position.
+        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the last state.
 
         Args:
-            dropout_B: keys of the rows' dropout masks, see `dropout.row_keys`; None: nothing is dropped.
+            dropout_B: keys of the rows, see `dropout.row_keys`; None: no dropout.
         """
         return self.through(self.enter(tokens_BT, dropout_B), state, positions_BL, dropout_B)
 
@@ -130,7 +130,7 @@ class LanguageModel(nn.Module):
         positions_BL: Tensor | None = None,
         dropout_B: Tensor | None = None,
     ) -> tuple[Tensor, list[State] | None]:
-        """Return as `hidden` does, from embedded tokens (B, T, D)."""
+        """As `hidden`, from embedded tokens (B, T, D)."""
         states: list[State] = []
         for index, block in enumerate(self.blocks):
             x_BTD, after = block(x_BTD, state[index] if state is not None else None, layer_keys(dropout_B, index))
@@ -138,21 +138,21 @@ class LanguageModel(nn.Module):
         return self.leave(x_BTD, positions_BL), (states if state is not None else None)
 
     def enter(self, tokens_BT: Tensor, dropout_B: Tensor | None) -> Tensor:
-        """Return what the first block reads, (B, T, D)."""
+        """Return the input of the first block, (B, T, D)."""
         return drop(self.embed(tokens_BT), self.dropout, layer_keys(dropout_B, 0), EMBEDDING)
 
     def leave(self, x_BTD: Tensor, positions_BL: Tensor | None) -> Tensor:
-        """Return the hidden states after what the last block wrote, all of them or those at the positions."""
+        """Return the hidden states after the last block, all or at the positions."""
         if positions_BL is not None:
             x_BTD = x_BTD.gather(1, positions_BL[..., None].expand(-1, -1, x_BTD.shape[-1]))
         return self.norm(x_BTD)
 
     def step(self, tokens_B: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
-        """Return logits (B, vocabulary) after one more token; reads nothing from the device."""
+        """Return logits (B, vocabulary) after one more token, reading nothing from the device."""
         return self.step_from(self.embed(tokens_B), state)
 
     def step_from(self, x_BD: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
-        """Return as `step` does, from an embedded token (B, D)."""
+        """As `step`, from an embedded token (B, D)."""
         states = []
         for block, before in zip(self.layers, state, strict=True):
             x_BD, after = block.step(x_BD, before)
@@ -160,12 +160,11 @@ class LanguageModel(nn.Module):
         return self.logits(self.norm(x_BD)), states
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logit of every symbol, (..., vocabulary), from hidden states."""
         return F.linear(x, self.embedding.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the start of the residual stream. Under autocast it has the compute dtype: in float32 a step would
-        spend a tenth of its time on moving digits that every layer rounds off again before it reads them."""
+        """Return the start of the residual stream, under autocast in the compute dtype: moving float32, which every
+        layer rounds off, would take a tenth of a step."""
         weight, device = self.embedding.weight, tokens.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         if not (on_kernels(weight) and torch.is_grad_enabled()):
@@ -176,12 +175,12 @@ class LanguageModel(nn.Module):
 
     @property
     def num_branches(self) -> int:
-        """Number of outputs added to the residual stream: two a layer, one where there is no feed-forward."""
+        """Number of outputs added to the residual stream: two a layer, one without feed-forward."""
         return sum(1 if block.feed_forward is None else 2 for block in self.layers)
 
     @property
     def backend_without_state(self) -> str:
-        """Name of a layer's backend that only trains, so that nothing decodes with the model; "" where none does."""
+        """Name of a layer's backend that only trains, so that the model cannot decode; "" if there is none."""
         # A mixer with one backend may not keep its name.
         backends = ((block.mixer, getattr(block.mixer, "backend", block.mixer.backends[0])) for block in self.layers)
         return next((backend for mixer, backend in backends if backend in mixer.trains_only), "")
@@ -191,15 +190,13 @@ class LanguageModel(nn.Module):
         return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]
 
     def num_parameters(self) -> int:
-        """Count the parameters, the tied embedding once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward_flops(self, length: int, num_logits: int | None = None) -> int | None:
-        """Count operations of one forward pass over one sequence; a multiply-add counts 2, a training step three of
-        these.
+        """Count operations of a forward pass over one sequence, a multiply-add as 2; None if a mixer does not count.
 
-        Every weight matrix is used once a token (short convolutions too), but that of the logits where they are read;
-        the mixers count their mixing. None where one of them does not.
+        Every weight matrix is used once a token (short convolutions too), that of the logits where they are read; the
+        mixers count their mixing.
 
         Args:
             num_logits: positions at which logits are read; None: all.
@@ -211,6 +208,5 @@ class LanguageModel(nn.Module):
         return None if None in of_mixing else 2 * products + sum(filter(None, of_mixing))
 
     def undecayed(self) -> set[str]:
-        """Return full names of the parameters that take no weight decay, as their modules declare them."""
         undecayed = ((name, getattr(module, "no_weight_decay", ())) for name, module in self.named_modules())
         return {f"{name}.{parameter}" for name, parameters in undecayed for parameter in parameters}

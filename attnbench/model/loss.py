@@ -1,4 +1,4 @@
-"""Cross-entropy as a sum of nats and a count, so that means are taken once, over everything."""
+"""Cross-entropy as sums of nats and counts, so that means are taken once, over everything."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,8 +15,8 @@ from attnbench.results.rows import MAX_NUMBER
 
 
 def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
-    """Return the sum over all labels of -log p(target), in nats, float32 at least; a label of weight 0 is absent."""
-    # Float32 at least, whatever the compute precision: a sum of exponentials in bfloat16 has two digits.
+    """Return the sum of -log p(target) in nats, in float32 at least; targets of weight 0 are absent."""
+    # A sum of exponentials in bfloat16 has two digits.
     logits_NC = logits_BTC.flatten(0, -2).to(accumulation_dtype(logits_BTC.dtype))
     if weight_BT is None:
         return F.cross_entropy(logits_NC, targets_BT.flatten(), reduction="sum")
@@ -25,7 +25,7 @@ def cross_entropy(logits_BTC: Tensor, targets_BT: Tensor, weight_BT: Tensor | No
 
 
 def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return `cross_entropy` of the logits of `hidden` (..., D); on a GPU they are never in memory as a whole."""
+    """Return `cross_entropy` of the logits of `hidden` (..., D), without all logits in memory on a GPU."""
     if not on_kernels(hidden):
         return cross_entropy(F.linear(hidden, embedding.weight), targets, weight)
     from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
@@ -37,7 +37,7 @@ def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tenso
 
 
 def perplexity(nats: float) -> float:
-    """Return exp(nats), infinite past the largest number of a row: a model can be that wrong and still train on."""
+    """Return exp(nats), infinite beyond the largest number of a row."""
     return math.exp(nats) if nats <= math.log(MAX_NUMBER) else math.inf
 
 
@@ -45,16 +45,15 @@ def perplexity(nats: float) -> float:
 def split_nats(
     model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Return sums of nats and numbers of tokens over a split, by position in the block: two (T,) float64 on the
-    CPU.
+    """Return sums of nats and numbers of tokens of a split by position in the block, two (T,) float64 on the CPU.
 
     Args:
         batches: (inputs_BT, targets_BT, weight_BT), absent tokens with weight 0.
-        precision: as the model was trained, see `computing`.
+        precision: of the forward pass, see `computing`.
     """
     nats_T, count_T = torch.zeros(1), torch.zeros(1)
     for nats_BT, weight_BT in _batch_nats(model, batches, precision):
-        # Summed over batches in float64: a million characters lose the seventh digit in float32.
+        # In float64: a million characters lose the seventh digit in float32.
         nats_T = nats_T.to(nats_BT.device) + (nats_BT * weight_BT).double().sum(0)
         count_T = count_T.to(nats_BT.device) + weight_BT.double().sum(0)
     return nats_T.cpu(), count_T.cpu()
@@ -62,8 +61,7 @@ def split_nats(
 
 @torch.no_grad()
 def character_nats(model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str) -> Tensor:
-    """Return the nats of each token of a split in the order of the text, (N,) float32 on the CPU; arguments as of
-    `split_nats`."""
+    """Return the nats of each token of a split in order, (N,) float32 on the CPU; arguments of `split_nats`."""
     parts = [nats_BT[weight_BT > 0].cpu() for nats_BT, weight_BT in _batch_nats(model, batches, precision)]
     return torch.cat(parts) if parts else torch.empty(0)
 
@@ -71,7 +69,6 @@ def character_nats(model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor,
 def _batch_nats(
     model: LanguageModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], precision: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the nats and the weights of each batch, (B, T) both."""
     was_training = model.training
     model.eval()
     for inputs_BT, targets_BT, weight_BT in batches:

@@ -1,5 +1,8 @@
-"""Matching of models across mixers: the feed-forward width or the number of layers solved so that parameters or FLOPs
-are softmax's, or a setting of the mixer so that its state is Gated DeltaNet's."""
+"""Matching of models across mixers.
+
+Solves the feed-forward width or the number of layers for softmax's parameters or FLOPs, or a setting of the mixer for
+Gated DeltaNet's state.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -17,7 +20,7 @@ from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings
 
-# Without rotary positions, which have neither parameters nor counted operations and need an even width.
+# Rotary positions have no parameters and no counted operations, and need an even width.
 REFERENCE = MixerSettings(
     name="softmax", target="attnbench.mixers.softmax.Softmax", options={"backend": "torch", "rotary_theta": None}
 )
@@ -26,9 +29,9 @@ STATE_REFERENCE = MixerSettings(
 )
 TOLERANCE = 0.01
 STATE_TOLERANCE = 0.1
-"""Larger than TOLERANCE, as a state's size goes in steps of heads and channels."""
+"""A state's size changes in steps of heads and channels."""
 LAYERS_TOLERANCE = 0.1
-"""Larger than TOLERANCE, as a model's size goes in steps of a layer."""
+"""A model's size changes in steps of a layer."""
 UNCOUNTED = "an unknown number of operations"
 
 
@@ -37,7 +40,7 @@ class Matched:
     """Settings of a model after matching, and its counts."""
 
     mixers: list[MixerSettings]
-    """One a layer, with the options that match=state has changed."""
+    """One a layer, with the options that match=state chose."""
     model: ModelSettings
     match: str
     parameters: int
@@ -45,22 +48,29 @@ class Matched:
     num_branches: int
     """See `LanguageModel.num_branches`."""
     flops_per_token: float | None
-    """Forward FLOPs at the run's sequence length; None where a mixer does not know its own."""
+    """Forward FLOPs at `seq_len`; None if a mixer does not count its own."""
     reference_flops_per_token: float
     state_bytes: int | None
-    """State bytes of one sequence at the run's length, all layers together, caches in the compute dtype of `precision`;
-    None where the backend only trains."""
+    """State of one sequence of `seq_len`, all layers, caches in the dtype of `precision`; None if a backend only
+    trains."""
     seq_len: int
     precision: str
     state_mismatch: float | None
-    """Mismatch that match=state leaves, as a share of the reference's memory; None for another match."""
+    """Remaining mismatch of match=state as a share of the reference's memory; None for another match."""
     state_settings: list[str]
-    """Settings that match=state has chosen, ["value_expansion 2"], each choice once; empty for another match."""
+    """Settings chosen by match=state, ["value_expansion 2"], each once."""
 
     def statement(self, mixer: str) -> str:
         """Return one line to print before training."""
         parameters = self.parameters / self.reference_parameters - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
+        flops, memory = UNCOUNTED, ""
+        if self.flops_per_token is not None:
+            difference = self.flops_per_token / self.reference_flops_per_token - 1
+            flops = f"{self.flops_per_token / 1e6:.2f} forward MFLOPs a token ({difference:+.2%})"
+        if self.state_mismatch is not None:
+            chosen = "; ".join(self.state_settings)
+            memory = f", its memory {self.state_mismatch:+.2%} of {STATE_REFERENCE.name}'s by {chosen}"
         unsolved = (
             ""
             if self.match != "none" or self.model.feed_forward_width
@@ -68,26 +78,14 @@ class Matched:
         )
         return (
             f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
-            f"({parameters:+.2%} of plain softmax's) and {self._flops_statement()}, "
+            f"({parameters:+.2%} of plain softmax's) and {flops}, "
             f"feed_forward_width {self.model.feed_forward_width}, {self.model.num_layers} layers, "
-            f"{state} a sequence of {self.seq_len:,} in {self.precision}{self._memory_statement()}"
+            f"{state} a sequence of {self.seq_len:,} in {self.precision}{memory}"
         )
-
-    def _flops_statement(self) -> str:
-        if self.flops_per_token is None:
-            return UNCOUNTED
-        difference = self.flops_per_token / self.reference_flops_per_token - 1
-        return f"{self.flops_per_token / 1e6:.2f} forward MFLOPs a token ({difference:+.2%})"
-
-    def _memory_statement(self) -> str:
-        if self.state_mismatch is None:
-            return ""
-        chosen = "; ".join(self.state_settings)
-        return f", its memory {self.state_mismatch:+.2%} of {STATE_REFERENCE.name}'s by {chosen}"
 
 
 def match_mixer(mixer: MixerSettings, model: ModelSettings, *, device_type: str, precision: str, **how: Any) -> Matched:
-    """Resolve a mixer's kernel and match the model that has it in every layer, or a hybrid's; see `match_model`."""
+    """Resolve a mixer's or hybrid's backends and match its model; see `match_model`."""
     resolved = resolve_mixer(mixer, model, device_type=device_type, precision=precision)
     return match_model(layers_of(resolved, model.num_layers), model, precision=precision, **how)
 
@@ -103,25 +101,18 @@ def match_model(
     num_logits: int | None = None,
     precision: str = "float32",
 ) -> Matched:
-    """Solve `feed_forward_width`, in steps of 8 where that comes within 1 %, of 1 otherwise; or `num_layers`; or the
-    mixers' states.
+    """Solve `feed_forward_width` within 1 % (in steps of 8 if possible), `num_layers` within 10 %, or mixers' states.
 
-    Width and head width of the model stay alike across mixers, and so does its depth unless it is what is solved, to
-    within 10 %. A model without feed-forward has no width to
-    solve: it is matched by nothing, and says so. With match=state the feed-forward stays as it is, and each layer's
-    mixer gets the legal value of its setting at which its memory is nearest that of Gated DeltaNet in this model;
-    see `Mixer.state_choices`.
+    Everything else is equal across mixers. A model without feed-forward has no width to solve and stays unmatched. With
+    match=state each layer's mixer gets the setting whose memory is nearest Gated DeltaNet's in this model; see
+    `Mixer.state_choices`.
 
     Args:
         mixers: one a layer, backends resolved.
         match: "params", "flops" (at `seq_len`), "state" or "none".
-        match_by: "feed_forward", its width, or "layers", their number, all of one mixer; for "params" and "flops".
-        num_logits: positions of a sequence at which logits are read, and FLOPs counted; None: all.
-        precision: of the training; the caches of a state have its dtype. Changes `state_bytes` alone.
-
-    Raises:
-        UserError: no width comes within 1 %, or no number of layers or state within 10 %, with how near one can come; a
-            state that grows; layers to be solved that differ, or where nothing is to be matched by them.
+        match_by: "feed_forward" or "layers", what "params" and "flops" solve; layers must have the same mixer.
+        num_logits: positions of a sequence at which logits are read; None: all.
+        precision: of the training, for `state_bytes`.
     """
 
     def built(width: int, layers: Sequence[MixerSettings], model: ModelSettings = model) -> LanguageModel:
@@ -144,7 +135,7 @@ def match_model(
         raise UserError(
             "match_by=layers: the layers' mixers differ, and which to add nobody says; match_by=feed_forward"
         )
-    # Softmax's counts are the same in however many heads; one fills the width where those of a mixer do not.
+    # Softmax's counts do not depend on heads; one head fits every width.
     one_head = replace(model, head_width=model.dim)
     reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers, one_head)
     width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
@@ -175,13 +166,10 @@ def match_model(
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:
-    """Return the width whose measure is nearest the target; the measure is linear in the width.
+    """Return the width whose measure, linear in the width, is nearest the target.
 
     Args:
-        match, reference: the way of matching and the mixer of the target, for messages.
-
-    Raises:
-        UserError: no width comes within 1 %, or the measure does not depend on it.
+        match, reference: kind of matching and mixer of the target, for messages.
     """
     smallest = measure(1)
     slope = measure(2) - smallest
@@ -202,11 +190,7 @@ def solve_width(measure: Callable[[int], float], target: float, match: str, refe
 
 
 def solve_layers(measure: Callable[[int], float], target: float, match: str) -> int:
-    """Return the number of layers whose measure is nearest the target; the measure is linear in it.
-
-    Raises:
-        UserError: none comes within 10 %.
-    """
+    """Return the number of layers whose measure, linear in it, is nearest the target."""
     smallest = measure(1)
     number = max(1, 1 + round((target - smallest) / (measure(2) - smallest)))
     mismatch = measure(number) / target - 1
@@ -222,7 +206,6 @@ def solve_layers(measure: Callable[[int], float], target: float, match: str) -> 
 def _match_states(
     mixers: Sequence[MixerSettings], model: ModelSettings
 ) -> tuple[list[MixerSettings], float, list[str]]:
-    """Return each layer's mixer with the memory nearest the reference's, the mismatch over all layers, the choices."""
     matched, reached, wanted = [], 0, 0
     values: dict[str, None] = {}
     for layer, settings in enumerate(mixers):
@@ -237,7 +220,6 @@ def _match_states(
 def _solve_state(
     settings: MixerSettings, target: int, model: ModelSettings, layer: int
 ) -> tuple[MixerSettings, int, str]:
-    """Return the settings with the memory nearest the target, that memory in bytes, and the value that it takes."""
     cls = resolve(settings.target, Mixer)
     if cls.state_grows:
         raise UserError(f"match=state: the state of {settings.name} grows with the length; match=params, flops or none")
@@ -257,7 +239,7 @@ def _solve_state(
             f"{reached:,} ({reached / target - 1:+.1%}, {value}), over the 10 % allowed; change its other settings or "
             "set match=none"
         )
-    # As they stand where that is as near, so that a run that match=state does not change keeps its identity.
+    # Unchanged if that is as near, so that the run keeps its identity.
     return settings if memory({}) == reached else _changed(settings, change), reached, value
 
 
@@ -266,7 +248,7 @@ def _changed(settings: MixerSettings, change: dict[str, Any]) -> MixerSettings:
 
 
 def _memory_bytes(settings: MixerSettings, model: ModelSettings, layer: int) -> int:
-    """Return the bytes that match=state counts in one layer; memories are float32 whatever the model computes in."""
+    """Return the bytes that match=state counts in one layer, in float32."""
     with torch.device("meta"):
         mixer = build_layer(settings, model, layer)
         state: State = mixer.init_state(1, 1, torch.float32)

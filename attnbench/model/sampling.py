@@ -1,4 +1,4 @@
-"""Text from a trained model, a character at a time: through the mixers' states, or by recomputation."""
+"""Text from a trained model, token by token, through the mixers' states or by recomputation."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,26 +12,23 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.settings.errors import UserError
 
 READ_LENGTH = 256
-"""Largest number of positions at a time while a prompt is read into a state: a mixer whose prefill of all of them at
-once does not fit writes all the same."""
+"""Most positions of a prompt read at a time, so that any mixer's prefill fits."""
 
 
 def check_states(model: LanguageModel) -> None:
-    """Raise UserError, with the way out, for a model of which a layer takes no state."""
+    """Raise UserError for a model with a layer that takes no state."""
     backend = model.backend_without_state
     if backend:
         raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
 
 
 class Sampling:
-    """Choice of the next token from its logits.
-
-    Noise comes from a separate generator on the device: a seed writes the same text there, whatever else runs.
+    """Choice of the next token from its logits, with noise from a generator on the device.
 
     Args:
-        num_characters: tokens that stand for a character, which come first; no other is ever chosen.
-        temperature: divisor of the logits; 0 takes the most likely token each time.
-        top_k: number of most likely tokens that are possible; None: all.
+        num_characters: number of first tokens that may be chosen.
+        temperature: divisor of the logits; 0: greedy.
+        top_k: number of most likely tokens to choose from; None: all.
     """
 
     def __init__(
@@ -50,42 +47,38 @@ class Sampling:
         self.noise_BC = torch.ones(batch_size, num_characters, device=device)
 
     def draw(self) -> None:
-        """Draw new noise for one token; not part of `choose`, which may be recorded in a CUDA graph."""
+        """Draw noise for one token, outside of `choose`, which may be recorded in a CUDA graph."""
         if self.temperature > 0:
             self.noise_BC.exponential_(generator=self.generator)
 
     def choose(self, logits_BC: Tensor) -> Tensor:
-        """Choose the next token of each sequence: x / temperature - log(e), e the exponential noise, is the largest
-        with the probability of softmax (Gumbel, 1954)."""
+        """Choose the next token of each sequence: x / temperature - log(exponential noise) is the largest with the
+        probability of softmax (Gumbel, 1954)."""
         logits_BC = logits_BC[:, : self.num_characters].float()
         if self.temperature == 0:
             return logits_BC.argmax(-1)
         if self.top_k is not None:
             least_B1 = logits_BC.topk(self.top_k).values[:, -1:]
             logits_BC = logits_BC.masked_fill(logits_BC < least_B1, -torch.inf)
-        # The noise can be 0 in float32, whose logarithm and that of a weight of 0 would have no difference.
+        # The noise can be 0: infinite, its logarithm minus that of a weight of 0 would be NaN.
         return (logits_BC / self.temperature - self.noise_BC.clamp(min=1e-30).log()).argmax(-1)
 
 
 class FiniteSampling(Sampling):
-    """Sampling that refuses logits that are not finite, of which no token is the most likely one."""
+    """Sampling that refuses logits that are not finite."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
 
     def choose(self, logits_BC: Tensor) -> Tensor:
-        """Choose as Sampling does; reads nothing from the device."""
+        """Choose, reading nothing from the device."""
         self.is_finite.logical_and_(logits_BC.isfinite().all())
         return super().choose(logits_BC)
 
     def checked(self, tokens: Iterator[Tensor], precision: str) -> Iterator[Tensor]:
-        """Yield the chosen tokens.
-
-        Raises:
-            UserError: logits were not finite.
-        """
-        # One text is read as it is written, and waits for the device anyway; of several all are made first.
+        """Yield the chosen tokens."""
+        # A single text is printed as it is written, and waits for the device anyway.
         is_single = len(self.noise_BC) == 1
         for token_B in tokens:
             if is_single:
@@ -99,19 +92,18 @@ class FiniteSampling(Sampling):
 
 
 def not_finite(precision: str) -> UserError:
-    """Return the error for logits that are not finite."""
     return UserError(f"the model's logits are not finite in {precision}: its weights are damaged, or too large for it")
 
 
 class Writer:
     """Continuation of text through the mixers' states, one step a token.
 
-    The caller sets the precision and turns gradients off, for as long as it writes.
+    The caller sets the precision and turns gradients off while it writes.
 
     Args:
-        max_length: positions of prompt and text together, at most.
+        max_length: most positions of prompt and text.
         dtype: of the caches.
-        captured: replay the step as a CUDA graph, recorded once. Changes the speed, not the result.
+        captured: replay the step as a CUDA graph.
     """
 
     def __init__(
@@ -131,14 +123,14 @@ class Writer:
         self.step = decoder(model, self.token_B, self.state, captured=captured, choose=sampling.choose)
 
     def write(self, prompt_BT: Tensor, num_tokens: int) -> Iterator[Tensor]:
-        """Yield the tokens (B,) that follow the prompt, one after another, on the device; reads nothing from it.
+        """Yield the tokens (B,) that follow the prompt on the device, reading nothing from it.
 
         Raises:
-            ValueError: more positions than there is room for.
+            ValueError: more than `max_length` positions.
         """
         if prompt_BT.shape[1] + num_tokens > self.max_length:
             raise ValueError(f"{prompt_BT.shape[1]} + {num_tokens} positions: there is room for {self.max_length}")
-        # In place, because a recorded step uses these very tensors.
+        # In place, as a recorded step uses these tensors.
         fresh = self.model.init_state(self.batch_size, self.max_length, self.dtype)
         for layer, initial in zip(self.state, fresh, strict=True):
             for tensor, value in zip(layer, initial, strict=True):
@@ -155,7 +147,7 @@ class Writer:
 
 
 def read(model: LanguageModel, tokens_BT: Tensor, state: list[State]) -> Tensor:
-    """Read tokens into a state, in place, a piece at a time; return the logits (B, C) of the next token."""
+    """Read tokens into a state in place, in pieces; return the logits (B, C) of the next token."""
     logits_BC = tokens_BT.new_empty(0)
     for piece_BT in tokens_BT.split(READ_LENGTH, dim=1):
         last_B1 = piece_BT.new_full((len(piece_BT), 1), piece_BT.shape[1] - 1)
@@ -164,7 +156,6 @@ def read(model: LanguageModel, tokens_BT: Tensor, state: list[State]) -> Tensor:
 
 
 def greedily(logits_BC: Tensor) -> Tensor:
-    """Return the most likely token of each sequence."""
     return logits_BC.argmax(-1)
 
 
@@ -176,12 +167,11 @@ def decoder(
     captured: bool,
     choose: Callable[[Tensor], Tensor] = greedily,
 ) -> Callable[[], Tensor]:
-    """Return a function that takes one token a sequence, updates the state in place and returns the logits of the next
-    token, from which the input of the next call is chosen.
+    """Return a function that reads `token_B`, updates the state in place, chooses the next `token_B`, and returns its
+    logits.
 
     Args:
-        token_B: the first; overwritten by each next one.
-        captured: replay the step as a CUDA graph. Changes the speed, not the result.
+        captured: replay the step as a CUDA graph.
     """
 
     def step() -> Tensor:
@@ -195,7 +185,7 @@ def decoder(
 def write_by_recomputation(
     model: LanguageModel, prompt_BT: Tensor, num_tokens: int, sampling: Sampling
 ) -> Iterator[Tensor]:
-    """Yield the tokens of `Writer.write` without a state: all of the text is read again for every token."""
+    """Yield the tokens of `Writer.write` without a state, reading the whole text for every token."""
     tokens_BT = prompt_BT
     for _ in range(num_tokens):
         last_B1 = tokens_BT.new_full((len(tokens_BT), 1), tokens_BT.shape[1] - 1)

@@ -1,9 +1,8 @@
-"""A trained model on disk: a folder of weights, a record that builds the model again, and what else its owner keeps.
+"""Trained model on disk: weights and the record that builds the model, without pickle.
 
     config.json weights.safetensors state.json, and optimizer.safetensors where a training resumes from it
 
-No pickle. `state.json` is written last and holds the sha256 of every other file: an altered one is an error that says
-which.
+`state.json` is written last and has the sha256 of every other file.
 """
 
 import hashlib
@@ -11,6 +10,7 @@ import json
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attnbench.data.bpe import from_state
 from attnbench.data.tokenizer import Tokenizer
-from attnbench.data.tokenizer_state import from_state
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_precision
 from attnbench.model.building import build_meta, num_bytes, resolve_mixer, take_memory
@@ -42,7 +42,7 @@ FORMAT = 1
 
 @dataclass(slots=True, kw_only=True)
 class ModelRecord:
-    """Settings that build a trained model again, and the vocabulary of its output."""
+    """Settings that build a trained model, and its vocabulary."""
 
     mixers: list[MixerSettings]
     """One a layer, backends resolved."""
@@ -56,14 +56,14 @@ class ModelRecord:
     precision: str
     match: str = "none"
     tokenizer: dict[str, Any] | None = None
-    """State of any other tokenizer: {"kind": "bytes"}, or {"kind": "bpe", "tokenizer": CONTENT OF tokenizer.json}."""
+    """State of another tokenizer: {"kind": "bytes"}, or {"kind": "bpe", "tokenizer": CONTENT OF tokenizer.json}."""
 
 
 def tokenizer_of(record: ModelRecord) -> Tokenizer:
-    """Make the tokenizer of a language model.
+    """Make the tokenizer of a model.
 
     Raises:
-        ValueError: the record has none, or more ids than the model has symbols.
+        ValueError: the record has none, or one with more ids than the model has symbols.
     """
     made = from_state(record.tokenizer or {"kind": "characters", "vocabulary": record.vocabulary})
     if made.size > record.vocabulary_size or (record.tokenizer is not None and record.vocabulary):
@@ -78,11 +78,7 @@ def write_files(
     counters: Mapping[str, Any],
     optimizer: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write the files of a new folder, state.json last, and sync them.
-
-    Args:
-        counters: further entries of state.json.
-    """
+    """Write and sync the files of a new folder, state.json last, with `counters` in it."""
     _save_tensors({name: x.detach().contiguous() for name, x in model.named_parameters()}, folder / WEIGHTS)
     if optimizer is not None:
         _save_tensors(optimizer, folder / OPTIMIZER)
@@ -101,10 +97,10 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 @contextmanager
 def as_other_files(path: Path) -> Iterator[None]:
-    """Give the new file that safetensors writes inside the mode of any other, which the umask decides: it has 0600.
+    """Give the file that safetensors writes inside the usual mode instead of 0600.
 
     Raises:
-        OSError: it cannot be written, with number and path, which the error of safetensors lacks.
+        OSError: it cannot be written; the error of safetensors has no number and path.
     """
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -122,14 +118,11 @@ def as_other_files(path: Path) -> Iterator[None]:
 def load_model(
     folder: Path, *, device: torch.device | str = "cpu", mixers: Sequence[MixerSettings] | None = None
 ) -> tuple[LanguageModel, ModelRecord]:
-    """Build a trained model again, from the checkpoint's own record.
+    """Build a trained model from the checkpoint's record.
 
     Args:
-        folder: one of a run's checkpoint/final, checkpoint/best-* or checkpoint/step-*.
-        mixers: in place of the record's, with other kernels say; the weights must fit.
-
-    Raises:
-        UserError: a missing, torn, altered or foreign file, or a class that may not be built.
+        folder: a run's checkpoint/final, checkpoint/best-* or checkpoint/step-*.
+        mixers: instead of the record's, with other backends, say; the weights must fit.
     """
     with naming_the_way_out(folder):
         _check_sum(folder / "config.json", read_state(folder)[1])
@@ -142,7 +135,7 @@ def load_model(
     with naming_the_way_out(folder):
         check_sizes(folder, model)
         _, weights, _ = read_files(folder)
-    # Before memory is taken for what the record only claims.
+    # Before allocating what the record claims.
     _compare(dict(model.named_parameters()), weights, folder)
     take_memory(model, device)
     fill(dict(model.named_parameters()), weights, folder)
@@ -157,24 +150,22 @@ def load_checkpoint(
     backend: str | Mapping[str, str] = "auto",
     trusted: Collection[str] = (),
 ) -> tuple[LanguageModel, ModelRecord]:
-    """Load a trained model for this device, and its record with the kernels and the precision that are used here.
+    """Load a trained model for this device, and its record with the backends and precision used here.
 
     Args:
         folder: a run's checkpoint/final or checkpoint/best-<step>.
-        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`; backends of a
-            hybrid may be given by its mixers' names, {"flash": "sdpa"}, where one that is not named has auto.
+        device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`; a hybrid's backends
+            by name of its mixers, {"flash": "sdpa"}, the others auto.
         trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
-
-    Raises:
-        UserError: there is no such checkpoint, it was altered, or it cannot run here.
     """
     trust(trusted)
     folder, resolved = Path(folder), resolve_device(device)
     record = load_record(folder)
     record.precision = resolve_precision(precision, resolved.type)
+    backends = defaultdict(lambda: "auto", backend) if isinstance(backend, Mapping) else defaultdict(lambda: backend)
     record.mixers = [
         resolve_mixer(
-            replace(mixer, options={**mixer.options, "backend": _backend_of(mixer, backend)}),
+            replace(mixer, options={**mixer.options, "backend": backends[mixer.name]}),
             record.model,
             device_type=resolved.type,
             precision=record.precision,
@@ -185,28 +176,20 @@ def load_checkpoint(
     return model.eval(), record
 
 
-def _backend_of(mixer: MixerSettings, backend: str | Mapping[str, str]) -> str:
-    return backend if isinstance(backend, str) else backend.get(mixer.name, "auto")
-
-
 def load_record(folder: Path) -> ModelRecord:
-    """Read the record of a checkpoint's model, altered or not; `load_model` checks that.
-
-    Raises:
-        UserError: it cannot be read, or is no record.
-    """
+    """Read the record of a checkpoint without its checksum, which `load_model` checks."""
     with naming_the_way_out(folder):
         return _record(folder / "config.json")
 
 
 @contextmanager
 def naming_the_way_out(folder: Path) -> Iterator[None]:
-    """Add the way out to an error of a finished training's checkpoint; whoever resumes knows that of the others."""
+    """Add the remedy to an error about a finished training's checkpoint; resuming has another one."""
     try:
         yield
     except UserError as error:
         if not folder.exists():
-            # attnbench runs removes checkpoints while other commands read them.
+            # attnbench runs may remove a checkpoint meanwhile.
             raise UserError(
                 f"{folder}: is not there, or was removed while it was read; the command that trained it trains it again"
             ) from None
@@ -217,13 +200,9 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
 
 
 def check_sizes(folder: Path, model: LanguageModel) -> None:
-    """Refuse a checkpoint with a file that is larger than its model needs, before any of it is read.
-
-    Raises:
-        UserError: a file is too large; a missing one is left to `read_files`.
-    """
+    """Raise UserError for a file larger than the model needs, before reading it."""
     header = 2**20 + 1024 * sum(1 for _ in model.parameters())
-    # The optimizer keeps two float32 moments and a count of updates for each parameter, itself float32.
+    # Two moments and a count of updates for each parameter, all float32.
     for name, copies in ((WEIGHTS, 1), (OPTIMIZER, 3)):
         path, most = folder / name, copies * num_bytes(model) + header
         if path.exists() and path.stat().st_size > most:
@@ -233,7 +212,7 @@ def check_sizes(folder: Path, model: LanguageModel) -> None:
 
 
 def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Read state.json, weights and optimizer tensors, empty where none were written; all checked by their checksums."""
+    """Read state.json, weights and optimizer tensors (perhaps none), checked by their checksums."""
     content, checksums = read_state(folder)
     try:
         for name in checksums:
@@ -250,7 +229,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[st
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read state.json: its content, of which the caller knows more, and its checksums."""
+    """Read state.json: its content and its checksums."""
     path = folder / "state.json"
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
@@ -270,7 +249,6 @@ def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _record(path: Path) -> ModelRecord:
-    """The record in a checkpoint, its names, types and numbers checked like a configuration's."""
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
         mixers = [current_mixer(read(MixerSettings, entry, "mixers")) for entry in content.pop("mixers")]
@@ -284,7 +262,7 @@ def _record(path: Path) -> ModelRecord:
 
 
 def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
-    """Copy stored tensors into existing ones of the same names and shapes."""
+    """Copy stored tensors into those of the same names and shapes."""
     _compare(tensors, stored, folder)
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -292,11 +270,7 @@ def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) ->
 
 
 def check_finite(model: LanguageModel, folder: Path) -> None:
-    """Raise UserError for a weight that is not finite, by its name: such a model computes nothing.
-
-    Args:
-        folder: its checkpoint, for the message.
-    """
+    """Raise UserError for a weight that is not finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise UserError(f"{folder}: its weights {name} are not all finite; use another checkpoint, or train again")
@@ -309,7 +283,6 @@ def _compare(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path
 
 
 def _check_sum(path: Path, checksums: Mapping[str, str]) -> None:
-    """Raise UserError where a file is not the one that state.json has the checksum of."""
     try:
         checksum = _sha256(path)
     except FileNotFoundError:

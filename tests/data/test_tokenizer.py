@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.data import bpe
-from attnbench.data.bpe import Bpe, chunks, train_bpe
+from attnbench.data.bpe import Bpe, chunks, from_state, train_bpe
 from attnbench.data.tokenizer import UNKNOWN, Bytes, Characters, Tokenizer
-from attnbench.data.tokenizer_state import from_state
 from attnbench.settings.errors import UserError
 
 TEXT = "the cat's naïve, and 12 dogs – they've slept; 中文 is read by 3 of them.\n" * 30

@@ -20,7 +20,7 @@ def main() -> None:
     given = parser.parse_args()
     # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
     from attnbench.bench.page import is_bench, write_page
-    from attnbench.cli.findings import every_finding
+    from attnbench.cli.reading_names import every_finding
     from attnbench.comparison.findings import FINDINGS
     from attnbench.comparison.publish import publish_comparison, publish_findings, publish_runs
     from attnbench.results.page import check_target

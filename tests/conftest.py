@@ -8,17 +8,13 @@ import runpy
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from attnbench.machine import environment
 from attnbench.settings.registry import TRUSTED
 
 INTERPRETED = not torch.cuda.is_available()
@@ -59,9 +55,7 @@ def root() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def does_without_what_takes_longest() -> Iterator[None]:
     """Save most of a small training, a sample of 300 characters; of throughput, a second of matrix products, whose
-    speed is its unit of arithmetic; of a report, its charts in pixels; milliseconds for each file that is synced; of
-    a composition by Hydra a quarter, which is parsing the same yamls; of --help a list by Hydra that ours has not; and
-    of each environment two processes of git.
+    speed is its unit of arithmetic; of a report, its charts in pixels; milliseconds for each file that is synced.
 
     test_sample.py, test_timing.py, test_report.py and test_disk.py hold these.
     """
@@ -72,27 +66,7 @@ def does_without_what_takes_longest() -> Iterator[None]:
         if find_spec("vl_convert"):
             patch.setattr("attnbench.report.charts.style.to_png", lambda svg: b"")
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr("attnbench.machine.environment._git", cache(environment._git))
-        patch.setattr(yaml, "load", hydra_parses_once(yaml.load))
-        patch.setattr("hydra._internal.hydra.Hydra.format_config_groups", lambda *_: "")
         yield
-
-
-def hydra_parses_once(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `yaml.load` that keeps what Hydra's yamls are, by their text: OmegaConf makes a copy of it."""
-    parsed: dict[str, Any] = {}
-
-    def load_once(stream: Any, Loader: type) -> Any:
-        if Loader.__name__ != "OmegaConfLoader" or not hasattr(stream, "read"):
-            return load(stream, Loader)
-        start = stream.tell()
-        text = stream.read()
-        if text not in parsed:
-            stream.seek(start)
-            parsed[text] = load(stream, Loader)
-        return parsed[text]
-
-    return load_once
 
 
 @pytest.fixture(scope="module", autouse=True)

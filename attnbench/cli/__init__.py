@@ -1,4 +1,1 @@
-"""Command line to settings, and mistakes to one line.
-
-Hydra is imported here alone. Scripts call `launch` with a function of plain settings; no number is made here.
-"""
+"""Command line to settings, and mistakes to one line; only this package imports Hydra."""

@@ -1,6 +1,6 @@
-"""The subcommands of `attnbench`. Each program of scripts/ that has the same name runs the same function.
+"""The subcommands of `attnbench`; a program of scripts/ with the same name runs the same function.
 
-A function imports the code that does the work when a job begins: torch takes longer to load than settings to check.
+The code that does the work is imported when a job begins: torch takes longer to load than settings to check.
 """
 
 import argparse
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from attnbench.machine.signals import ending_in_one_line
 from attnbench.settings.finding import FindingSettings, FindingsSettings
-from attnbench.settings.runs import RunsSettings
 from attnbench.settings.schema import (
     BenchSettings,
     ComparisonSettings,
@@ -18,10 +17,11 @@ from attnbench.settings.schema import (
     ExportSettings,
     GenerationSettings,
     RunSettings,
+    RunsSettings,
 )
 
 DEMO = ("plan=demo", "device=cpu", "logger=offline")
-"""Words of `attnbench demo`; a word of the command line replaces the one of the same setting."""
+"""Words of `attnbench demo`; the command line replaces those of the same setting."""
 
 
 def demo() -> None:
@@ -79,8 +79,8 @@ def _print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
 def findings() -> None:
     """Test published claims at small scale."""
     from attnbench.cli.compose import compose
-    from attnbench.cli.findings import named_words, read_findings
     from attnbench.cli.launch import launch
+    from attnbench.cli.reading_names import named_words, read_findings
 
     def main(wanted: tuple[FindingsSettings, list[FindingSettings]]) -> Path:
         from attnbench.comparison.findings import run_findings
@@ -116,7 +116,7 @@ def report() -> None:
 def runs() -> None:
     """List, compare and remove runs."""
     from attnbench.cli.launch import launch
-    from attnbench.cli.runs import names_as_texts, read_runs
+    from attnbench.cli.reading_names import names_as_texts, read_runs
 
     def main(settings: RunsSettings) -> Path:
         from attnbench.report.run_list import show_runs
@@ -212,11 +212,20 @@ COMMANDS: dict[str, Callable[[], None]] = {
 }
 
 
+LISTING = """\
+Compare sequence mixers in the same language model, on the same data, by the same evaluations.
+
+{commands}
+
+attnbench COMMAND --help lists the settings of a command; attnbench --version prints the version."""
+
+
 def main() -> None:
     """Run the subcommand that the command line names; without one, list them."""
     name, *words = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(_listing())
+        lines = [f"  attnbench {name:<10}{(function.__doc__ or '').rstrip('.')}" for name, function in COMMANDS.items()]
+        print(LISTING.format(commands="\n".join(lines)))
     elif name == "--version":
         from importlib.metadata import version
 
@@ -232,16 +241,3 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(1)
-
-
-def _listing() -> str:
-    lines = [f"  attnbench {name:<10}{(function.__doc__ or '').rstrip('.')}" for name, function in COMMANDS.items()]
-    return "\n".join(
-        [
-            "Compare sequence mixers in the same language model, on the same data, by the same evaluations.",
-            "",
-            *lines,
-            "",
-            "attnbench COMMAND --help lists the settings of a command; attnbench --version prints the version.",
-        ]
-    )

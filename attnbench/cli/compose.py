@@ -1,15 +1,18 @@
 """Settings composed from overrides, checked like those of a command line."""
 
+import gc
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hydra
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,14 +35,11 @@ def compose(
 ) -> RunSettings:
     """Return the settings that a command line with these overrides gives, checked in the same way.
 
-    In a job of attnbench's own scripts the yamls are those of its command line, its --config-dir included. A program
+    In a job of attnbench's own commands the yamls are those of its command line, its --config-dir included. A program
     that uses Hydra itself keeps its own configuration.
 
     Args:
-        config_dir: the command line's --config-dir, a folder of yamls; the classes that they name are then trusted.
-
-    Raises:
-        UserError: the error that the command line would have printed.
+        config_dir: as --config-dir, a folder of yamls; the classes that they name are then trusted.
     """
     for word in overrides:
         if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
@@ -50,10 +50,8 @@ def compose(
     in_job = _in_own_job()
     if in_job and config_dir is not None:
         raise UserError(f"config_dir={config_dir}: inside a job the command line's --config-dir is what counts")
-    with nullcontext() if in_job else _own_hydra():
+    with _without_collection(), nullcontext() if in_job else _own_hydra(config_dir):
         keep_environment_out()
-        if config_dir is not None:
-            _search_also(user_path(config_dir))
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
             return read_settings(config, config.hydra)
@@ -62,15 +60,13 @@ def compose(
 
 
 def composed(config_name: str, overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    """Return the configuration of a command line, Hydra's own node included, unchecked."""
-    with _own_hydra():
-        if config_dir is not None:
-            _search_also(user_path(config_dir))
+    """Return the configuration of a command line, with Hydra's own node, unchecked."""
+    with _own_hydra(config_dir):
         return hydra.compose(config_name, list(overrides), return_hydra_config=True)
 
 
 def _in_own_job() -> bool:
-    """True where Hydra has been started with the yamls of conf/, and not by a program with yamls of its own."""
+    """Return whether Hydra was started with the yamls of conf/, and not by a program with its own yamls."""
     hydra_here = GlobalHydra.instance()
     return hydra_here.is_initialized() and any(
         source.provider == "main" and Path(source.path.removeprefix("file://")) == CONF
@@ -79,12 +75,24 @@ def _in_own_job() -> bool:
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Start Hydra with the yamls of conf/; afterwards restore the program's own Hydra and its access to variables."""
+def _own_hydra(config_dir: Path | str | None) -> Iterator[None]:
+    """Start Hydra with the yamls of conf/ and then of `config_dir`, as a command line with --config-dir does.
+
+    Afterwards the program has its own Hydra and its access to environment variables again.
+    """
     program, base = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            if config_dir is not None:
+                folder = user_path(config_dir)
+                if not folder.is_dir():
+                    raise UserError(f"config_dir={folder}: there is no such folder")
+                loader: Any = GlobalHydra.instance().config_loader()
+                path = loader.get_search_path()
+                path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
+                loader.repository.initialize_sources(path)
+            parse_once()
             yield
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
@@ -94,22 +102,45 @@ def _own_hydra() -> Iterator[None]:
             VersionBase.instance().setbase(base)
 
 
-def _search_also(folder: Path) -> None:
-    """Make Hydra look for yamls in this folder after conf/, as it does for a command line with --config-dir."""
-    if not folder.is_dir():
-        raise UserError(f"config_dir={folder}: there is no such folder")
+class YamlFolder(FileConfigSource):
+    """Folder of yamls, each parsed once in a process as long as its date and size stay the same."""
+
+    parsed: ClassVar[dict[tuple[Any, ...], tuple[Any, dict[str, str | None]]]] = {}
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        state = Path(self.path, self._normalize_file_name(config_path)).stat()
+        key = (self.path, config_path, state.st_mtime_ns, state.st_size)
+        if key not in self.parsed:
+            loaded = super().load_config(config_path)
+            self.parsed[key] = OmegaConf.to_container(loaded.config), loaded.header
+            return loaded
+        content, header = self.parsed[key]
+        return ConfigResult(self.provider, f"file://{self.path}", OmegaConf.create(content), {**header})
+
+
+def parse_once() -> None:
+    """Have Hydra, once started, keep what it has parsed: half of a composition is parsing the same yamls."""
     loader: Any = GlobalHydra.instance().config_loader()
-    path = loader.get_search_path()
-    path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
-    loader.repository.initialize_sources(path)
+    loader.repository.sources = [
+        YamlFolder(source.provider, f"file://{source.path}") if source.scheme() == "file" else source
+        for source in loader.repository.sources
+    ]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage inside: beside torch a collection takes longer than the composition that triggers it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def prepared_words(words: Sequence[str]) -> list[str]:
-    """Return a command line's words as Hydra takes them: an option of a hybrid's mixer is one that its yaml lacks.
-
-    Raises:
-        UserError: several mixers where one is chosen.
-    """
+    """Return a command line's words as Hydra takes them: an option of a hybrid's mixer is one that its yaml lacks."""
     for word in words:
         if word.startswith("attn=["):
             raise UserError(
@@ -119,10 +150,10 @@ def prepared_words(words: Sequence[str]) -> list[str]:
 
 
 def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
-    """Return mixers with the settings of their yamls in attn/, those of a --config-dir included; inside a job.
+    """Return mixers with the settings of their yamls in attn/, also of a --config-dir; inside a job.
 
     Args:
-        names: of yamls; None for all that are a mixer as they stand, with nothing that must be given.
+        names: of yamls; None: all but those with an option that must be given.
     """
     every = sorted(GlobalHydra.instance().config_loader().get_group_options("attn")) if names is None else names
     configs = [hydra.compose("train", [f"attn={name}"], return_hydra_config=True) for name in every]
@@ -132,7 +163,7 @@ def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:
 
 
 def keep_environment_out() -> None:
-    """Refuse environment variables in a configuration: keys there must not get into the run's folder and to wandb."""
+    """Refuse environment variables in a configuration, lest keys reach the run's folder and wandb."""
 
     def refuse(*words: str) -> None:
         raise UserError("a configuration may not read environment variables, which hold keys")

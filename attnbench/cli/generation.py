@@ -1,4 +1,4 @@
-"""Text written by the model of a run: `attnbench generate`, and `load_checkpoint` and `sample` for programs."""
+"""Text from the model of a run: attnbench generate, and `sample` for programs."""
 
 import logging
 import sys
@@ -39,10 +39,6 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
 
     Args:
         trained: the settings in the run's config.yaml, with the device to use.
-
-    Raises:
-        UserError: no finished training is there, a prompt that cannot be read or has characters that the model does not
-            know, or a backend that only trains.
     """
     folder = Path(settings.run).absolute()
     model, record = load_checkpoint(
@@ -79,10 +75,7 @@ def sample(
 ) -> str:
     """Return the text that follows a prompt.
 
-    Model and record are those of `load_checkpoint`; the rest are settings of `attnbench generate`.
-
-    Raises:
-        UserError: a setting out of range, characters that the model does not know, or a backend that only trains.
+    Model and record come from `load_checkpoint`; the others are settings of attnbench generate.
     """
     device = str(_device_of(model))
     settings = GenerationSettings(
@@ -104,8 +97,7 @@ def _device_of(model: LanguageModel) -> torch.device:
 def _continued(
     settings: GenerationSettings, model: LanguageModel, record: ModelRecord, prompt: str
 ) -> Iterator[Iterator[Tensor]]:
-    """Yield the tokens that follow a prompt, made as they are taken; inside, the device computes in the precision of
-    the record."""
+    """Yield an iterator that makes the tokens after a prompt; the device computes in the record's precision inside."""
     device = _device_of(model)
     tokens_T = encode_prompt(prompt, tokenizer_of(record)).to(device)
     with ExitStack() as stack:
@@ -118,12 +110,7 @@ def _continued(
 
 
 def read_prompt(settings: GenerationSettings) -> str:
-    """Return `prompt`, or the content of `prompt_file` or standard input, less what editors and echo add: a byte order
-    mark before it and a line end behind it.
-
-    Raises:
-        UserError: it is empty, is no UTF-8, or cannot be read.
-    """
+    """Return `prompt`, or the content of `prompt_file` or standard input without byte order mark and last line end."""
     if settings.prompt is not None:
         name, text = "prompt", settings.prompt
     else:
@@ -155,11 +142,7 @@ def _read_standard_input() -> str:
 
 
 def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
-    """Return the tokens of a prompt, (T,) int64 on the CPU.
-
-    Raises:
-        UserError: characters that are not in the vocabulary, by name.
-    """
+    """Return the tokens of a prompt, (T,) int64 on the CPU."""
     tokenizer.check_known(text)
     return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
 
@@ -170,7 +153,6 @@ def _tokens(
     prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
     sampling = FiniteSampling(
         batch_size=settings.num_samples,
-        # Neither the unknown symbol nor what pads the embedding can be written.
         num_characters=tokenizer_of(record).num_writable,
         temperature=settings.temperature,
         top_k=settings.top_k,
@@ -192,16 +174,9 @@ def _tokens(
 
 
 def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_samples: int) -> int:
-    """Print one text as it is written, several one after another when all are; nothing that a terminal obeys.
-
-    Returns:
-        Number of tokens made of each, fewer where nobody reads on.
-
-    Raises:
-        UserError: standard output cannot be written to.
-    """
+    """Print one text as it is written, or several at the end; return the number of tokens of each."""
     count = 0
-    # A token may be a part of a character.
+    # A token may be part of a character.
     decoder = getincrementaldecoder("utf-8")("replace")
     with answering() as output:
         if num_samples == 1:

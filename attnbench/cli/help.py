@@ -1,4 +1,4 @@
-"""Text of --help: each setting with its value and the comment in its yaml."""
+"""Text of --help: every setting with its value and the comment in its yaml."""
 
 import shutil
 import textwrap
@@ -11,34 +11,35 @@ import yaml
 from attnbench.settings.schema import CONF
 
 Comments = dict[tuple[str, ...], str]
-"""Comments by the path of a setting, ("train", "batch_size"); at () the first lines of a yaml, about itself."""
+"""Comment of each setting by its path, ("train", "batch_size"); () has the comment at the top of the yaml."""
 
 INDENT = 2
 MIN_WIDTH, MAX_WIDTH = 80, 120
 
 
-def list_groups(command: str, folders: Sequence[Path]) -> str:
-    """Return one line for each group that a command takes, with its options.
+def help_text(command: str, values: Mapping[str, Any], hydra_config: Any) -> str:
+    """Return the help of a command: the header in its yaml, its groups with their options, its settings, the footer.
 
     Args:
-        command: name of the command; its yaml lies in the first of the folders, beside the groups.
-        folders: searched for yamls; the first that has one counts.
+        values: the composed configuration, without Hydra's node.
+        hydra_config: Hydra's node.
     """
-    lines = []
-    for group in groups_of(folders[0] / f"{command}.yaml"):
-        lines.append(_wrapped(f"{group}: {', '.join(_options(group, folders))}", " " * INDENT) + "\n")
-    return "".join(lines)
-
-
-def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], command: str, folders: Sequence[Path]) -> str:
-    """Return the settings as yaml, each with its comment.
-
-    Args:
-        values: the configuration that the command line composes.
-        choices: the chosen option of each group; the evaluations' are the names of `values["eval"]`.
-        command, folders: as list_groups.
-    """
+    # The first folder has the command's yaml.
+    folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
     path = folders[0] / f"{command}.yaml"
+    groups = "".join(
+        _wrapped(f"{group}: {', '.join(_options(group, folders))}", "  ") + "\n" for group in groups_of(path)
+    )
+    comments = _comments(values, hydra_config.runtime.choices, path, folders)
+    parts = [hydra_config.help.header]
+    parts += [f"Groups (group=option):\n\n{groups}"] if groups else []
+    parts += ["Settings (group.setting=value), with their values as this command line leaves them:\n"]
+    parts += ["".join(f"{line}\n" for line in _lines(values, comments, ())) + (hydra_config.help.get("footer") or "")]
+    return "\n".join(parts)
+
+
+def _comments(values: Mapping[str, Any], choices: Mapping[str, Any], path: Path, folders: Sequence[Path]) -> Comments:
+    """Return the comments of all settings, from the command's yaml and the chosen options of its groups."""
     top_level = {setting: comment for setting, comment in read_comments(path).items() if setting}
     siblings: Comments = {}
     chosen: Comments = {}
@@ -48,11 +49,11 @@ def list_settings(values: Mapping[str, Any], choices: Mapping[str, Any], command
                 chosen |= _of_option(f"{group}/{name}.yaml", (group, name), folders)
         elif group in values:
             chosen |= _of_option(f"{group}/{choices[group]}.yaml", (group,), folders)
-            # A setting that an option takes over from another of its group is explained there.
+            # An option may inherit a setting from another option of its group, which explains it.
             for name in _options(group, folders):
                 comments = _of_option(f"{group}/{name}.yaml", (group,), folders)
                 siblings |= {setting: comment for setting, comment in comments.items() if len(setting) == 2}
-    return "".join(f"{line}\n" for line in _lines(values, siblings | top_level | chosen, ()))
+    return siblings | top_level | chosen
 
 
 def _options(group: str, folders: Sequence[Path]) -> list[str]:
@@ -60,15 +61,13 @@ def _options(group: str, folders: Sequence[Path]) -> list[str]:
 
 
 def groups_of(path: Path) -> list[str]:
-    """Return the groups in the defaults list of a command's yaml."""
     defaults = yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]
     names = [name for entry in defaults if isinstance(entry, dict) for name in entry]
     return sorted(name.removeprefix("optional ") for name in names if not name.startswith("override "))
 
 
 def commands_with(name: str) -> list[str]:
-    """Return the commands that have a setting: those that choose a yaml of a group of this name or, where there are
-    none, those that have the setting at the top level."""
+    """Return the commands with a group of this name or, if there are none, with such a setting at the top level."""
     paths = {f"attnbench {path.stem}": path for path in sorted(CONF.glob("*.yaml"))}
     choosing = [command for command, path in paths.items() if name in {*groups_of(path)} - {"hydra"}]
     having = {command: yaml.safe_load(path.read_text(encoding="utf-8")) for command, path in paths.items()}
@@ -76,7 +75,7 @@ def commands_with(name: str) -> list[str]:
 
 
 def read_comments(path: Path) -> Comments:
-    """Return the comments of a yaml: of a setting behind its value, or in whole lines above it."""
+    """Return the comments of a yaml: behind a setting's value, or in whole lines above it."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -91,7 +90,7 @@ def _of_mapping(node: yaml.MappingNode, lines: Sequence[str], path: tuple[str, .
     for key, value in node.value:
         here = (*path, str(key.value))
         is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
-        # What is written over several lines has its comment behind the key.
+        # A value of several lines has its comment behind the key.
         line, column = (key.end_mark.line, key.end_mark.column + 1) if is_block else _end(value)
         behind = lines[line][column:].strip() if line < len(lines) else ""
         above = _block(lines, key.start_mark.line - 1, -1)
@@ -109,7 +108,7 @@ def _end(node: yaml.Node) -> tuple[int, int]:
 
 
 def _block(lines: Sequence[str], start: int, step: int) -> str:
-    """Return the comment in whole lines from `start`, down or up; upwards without one that begins the file."""
+    """Return the comment in whole lines from `start`, down or up; upwards not one at the top of the file."""
     comment = []
     index = start
     while 0 <= index < len(lines) and lines[index].lstrip().startswith("#"):
@@ -122,7 +121,6 @@ def _block(lines: Sequence[str], start: int, step: int) -> str:
 
 
 def _of_option(name: str, prefix: tuple[str, ...], folders: Sequence[Path]) -> Comments:
-    """Return the comments of a group's yaml, the paths of its settings behind `prefix`."""
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)
     comments = read_comments(path) if path is not None else {}
     return {(*prefix, *setting): comment for setting, comment in comments.items()}
@@ -148,7 +146,6 @@ def _lines(values: Mapping[str, Any], comments: Comments, path: tuple[str, ...])
 
 
 def _written(value: Any) -> str:
-    """Return a value as yaml writes it, on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 

@@ -1,4 +1,4 @@
-"""Entry of every command with a configuration: one job or a sweep, and mistakes as one line."""
+"""Entry point of every command with a configuration: one job or a sweep, mistakes as one line."""
 
 import logging
 import os
@@ -17,11 +17,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from attnbench.cli.compose import composed, keep_environment_out, prepared_words
-from attnbench.cli.help import list_groups, list_settings
+from attnbench.cli.compose import composed, keep_environment_out, parse_once, prepared_words
+from attnbench.cli.help import help_text
 from attnbench.cli.mistakes import EXPECTED, explain
+from attnbench.cli.plain import without_hydra
 from attnbench.cli.reading import read_settings
-from attnbench.cli.sweeps import Outcome, SweepOutcomes
+from attnbench.cli.sweeps import JobOutcome, SweepOutcomes
 from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
 from attnbench.results.row_files import begin_sitting
@@ -32,16 +33,16 @@ from attnbench.settings.text import OneLine
 log = logging.getLogger(__name__)
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-"""Environment variable with which Hydra raises its errors and a user sees tracebacks."""
+"""Environment variable with which Hydra raises errors, and users see tracebacks."""
 
 INTERRUPTED = "interrupted; the same command goes on from what is finished"
-"""Message outside training, where there is nothing to save; training handles signals itself."""
+"""Message after a signal outside training, which handles signals itself."""
 
 RANK_0_SECONDS = 10.0
-"""Time that rank 0 has to say an error before a rank that says nothing ends of the same one."""
+"""Delay of a failing rank that prints nothing, so that rank 0 prints the error first."""
 
 RERUN = "--experimental-rerun"
-"""Hydra's option that unpickles the file that it names: whoever wrote the file then runs what they like."""
+"""Hydra's option that unpickles a file, which can run any code."""
 
 
 @lasting_streams()
@@ -53,17 +54,16 @@ def launch(
     *,
     together: bool = False,
 ) -> None:
-    """Run a command: compose its settings, call `main` once a job, and exit with 0 only if every job succeeds.
+    """Run a command: compose its settings and call `main` for each job.
 
     Args:
         main: does one job and returns the folder of its results.
-        summarise: called at the end with the folders of all jobs, in whatever process they ran, and the overrides of
-            each.
+        summarise: called at the end with the folders of all jobs and the overrides of each.
         read: makes the argument of `main` from the composed configuration.
-        together: `main` may be called in several processes of torchrun's; of these that of rank 0 alone prints.
+        together: several processes of torchrun may call `main`; only rank 0 prints.
 
     Raises:
-        SystemExit: 1 after an error of a word, a job or the summary, 128 and its number after a signal.
+        SystemExit: 1 after an error, 128 plus its number after a signal.
     """
     try:
         ranks = ranks_here()
@@ -78,7 +78,7 @@ def launch(
             _launch(main, config_name, None, read, together)
         except SystemExit as end:
             if end.code == 1:
-                # Most errors are those of all ranks, and torchrun ends the others once one has ended.
+                # All ranks have most errors, and torchrun ends the others after the first.
                 time.sleep(RANK_0_SECONDS)
             raise
 
@@ -90,17 +90,15 @@ def _launch(
     read: Callable[[DictConfig, Any], Any],
     is_allowed: bool,
 ) -> None:
-    """Launch in this process, where the script may run in it."""
     _show_log()
     begin_sitting()
     keep_environment_out()
-    _explain_settings(config_name)
-    done_here: list[Outcome] = []
+    done_here: list[JobOutcome] = []
     show_traceback = os.environ.get(FULL_ERROR) == "1"
 
-    # May be sent to another process, where `done_here` is a copy: then only the value that it returns counts.
+    # In another process `done_here` is a copy, and only the returned value counts.
     @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
-    def job(config: DictConfig) -> Outcome:
+    def job(config: DictConfig) -> JobOutcome:
         done_here.append(_do_job(main, read, config, show_traceback))
         return done_here[-1]
 
@@ -114,19 +112,23 @@ def _launch(
                 )
             _refuse_rerun(sys.argv[1:])
             given, sys.argv[1:] = _options_first(prepared_words(sys.argv[1:]))
-            # Python looks there last, so that no file of the folder takes the place of a library.
+            # Last, so that no file there hides a library.
             sys.path.append(os.getcwd())
             if given.config_dir is None:
                 given.config_dir = _own_conf()
             if given.help and given.config_path is None:
-                print(composed(given.config_name or config_name, given.overrides, given.config_dir).hydra.help.template)
+                name = given.config_name or config_name
+                config = composed(name, given.overrides, given.config_dir)
+                # Unresolved: some values must still be given.
+                values: Any = OmegaConf.to_container(without_hydra(config))
+                print(help_text(name, values, config.hydra))
             else:
                 job()
     except Interrupted as interruption:
         print(printable(str(interruption)), file=sys.stderr)
         exit_code = interruption.exit_code
     except Exception as error:
-        # Jobs raise nothing: this is about the command line, or about a job whose process died.
+        # Jobs raise nothing: an error of the command line, or of a job whose process died.
         if show_traceback:
             raise
         print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
@@ -138,33 +140,22 @@ def _launch(
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = {Path(outcome.folder): outcome.words for outcome in outcomes if outcome.folder is not None}
     if folders and summarise is not None and exit_code < 128:
-        # Called whatever went wrong before: what other jobs left is shown.
-        exit_code_of_summary = _summarise(summarise, folders, show_traceback)
-        exit_code = exit_code or exit_code_of_summary
+        # Also after errors, for the jobs that succeeded.
+        try:
+            summarise(folders)
+        except Exception as error:
+            text = mendable(error)
+            if text is None or show_traceback:
+                raise
+            print(f"error: {text}", file=sys.stderr)
+            exit_code = exit_code or 1
     if failures or exit_code:
         raise SystemExit(exit_code or 1)
 
 
-def _summarise(
-    summarise: Callable[[Mapping[Path, Sequence[str]]], None],
-    folders: Mapping[Path, Sequence[str]],
-    show_traceback: bool,
-) -> int:
-    """Call `summarise`; return 1 for an error that the user can mend, otherwise 0."""
-    try:
-        summarise(folders)
-    except Exception as error:
-        text = mendable(error)
-        if text is None or show_traceback:
-            raise
-        print(f"error: {text}", file=sys.stderr)
-        return 1
-    return 0
-
-
 @contextmanager
 def _errors_of_hydra_raised() -> Iterator[None]:
-    """Make Hydra raise its errors inside; otherwise it prints tracebacks, or eight lines, and ends the process."""
+    """Make Hydra raise its errors inside instead of printing several lines and exiting."""
     before = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"
     try:
@@ -176,17 +167,11 @@ def _errors_of_hydra_raised() -> Iterator[None]:
 
 
 def _options_first(words: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return a parsed command line, and its words with options before overrides: Hydra refuses the opposite.
-
-    Raises:
-        UserError: an unknown option.
-    """
 
     def refuse(message: str) -> NoReturn:
         raise UserError(f"{message}; NAME=VALUE gives a setting, and --help lists settings")
 
     parser = get_args_parser()
-    # argparse would print eight lines and end the process.
     parser.error = refuse
     given = parser.parse_intermixed_args(words)
     options = list(words)
@@ -196,10 +181,7 @@ def _options_first(words: Sequence[str]) -> tuple[Namespace, list[str]]:
 
 
 def _own_conf() -> str | None:
-    """Return conf/ in the folder of the command if it has yamls like attnbench's, and add it to the command line.
-
-    They can be chosen beside attnbench's, as those of a --config-dir, and take the place of none.
-    """
+    """Return conf/ in the working directory if it has groups of attnbench's, and add it as --config-dir."""
     own = Path("conf")
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     if own.resolve() == CONF or not any((own / group).is_dir() for group in groups):
@@ -212,51 +194,36 @@ def _own_conf() -> str | None:
 def _refuse_rerun(words: Sequence[str]) -> None:
     for word in words:
         name = word.partition("=")[0]
-        # Hydra's parser takes any beginning of the name that no other option shares.
+        # argparse accepts unambiguous beginnings.
         if len(name) > 2 and RERUN.startswith(name):
             raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command goes on with a run")
 
 
 @lasting_streams()
-def _do_job(main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool) -> Outcome:
-    """Do one job; print at once what ends it, and let the sweep's other jobs still run."""
+def _do_job(
+    main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool
+) -> JobOutcome:
     _show_log()
     keep_environment_out()
+    parse_once()
     words = list(HydraConfig.get().overrides.task)
     try:
         with interruptible(INTERRUPTED):
-            return Outcome(words=words, folder=str(main(read(config, HydraConfig.get()))))
+            return JobOutcome(words=words, folder=str(main(read(config, HydraConfig.get()))))
     except Exception as error:
         print(f"error: {explain(error)}", file=sys.stderr, flush=True)
         if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
             traceback.print_exc()
-        return Outcome(words=words, folder=None, error=explain(error))
+        return JobOutcome(words=words, folder=None, error=explain(error))
 
 
 class _AboveTheBar(logging.Handler):
-    """Handler that writes to standard error without breaking a progress bar there."""
-
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
-def _explain_settings(config_name: str) -> None:
-    """Define ${help:groups} and ${help:settings}, which the yamls' help templates name."""
-
-    def explained(what: str, *, _root_: DictConfig) -> str:
-        choices, sources = _root_.hydra.runtime.choices, _root_.hydra.runtime.config_sources
-        folders = [Path(source.path) for source in sources if source.schema == "file"]
-        if what == "groups":
-            return list_groups(config_name, folders)
-        shown = OmegaConf.masked_copy(_root_, [str(name) for name in _root_ if name != "hydra"])
-        values: Any = OmegaConf.to_container(shown)
-        return list_settings(values, choices, config_name, folders)
-
-    OmegaConf.register_new_resolver("help", explained, replace=True)
-
-
 def _show_log() -> None:
-    """Send attnbench's log lines to standard error, bare; standard output is for results."""
+    """Print attnbench's log lines on standard error; standard output is for results."""
     logger = logging.getLogger("attnbench")
     if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
         return

@@ -1,4 +1,4 @@
-"""Errors of Hydra, OmegaConf and our readers as one line each: the setting, its value, and what is allowed."""
+"""Errors of Hydra, OmegaConf and our readers as one line: the setting, its value, and what is allowed."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from attnbench.settings.errors import did_you_mean, mendable, printable
 from attnbench.settings.schema import CONF
 
 EXPECTED = (HydraException, OmegaConfBaseException)
-"""Errors that the user can mend, beside those of `mendable`."""
+"""Further errors that the user can mend, besides `mendable`."""
 
 PROMPT_AS_IT_IS = "such a prompt goes to standard input, or into a file that prompt_file= names"
 
@@ -24,14 +24,14 @@ EXAMPLES = {
     "attn.layer": "attn.layer=GatedDeltaProduct",
     "run": "run=outputs/default/RUN",
 }
-"""Words of a command line for the settings that must be given."""
+"""Examples of settings that must be given."""
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
-    """Return one line about a mistake: the setting, its value, and what is allowed.
+    """Return one line about an error.
 
     Args:
-        overrides: of the command line; the error may not know the value that was given.
+        overrides: of the command line, as an error may not know the given value.
     """
     if isinstance(error, MissingMandatoryValue):
         example = EXAMPLES.get(str(error.full_key))
@@ -46,7 +46,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
                 f"--config-name {name}: unknown in the folder that was searched; attnbench's own has {', '.join(known)}"
             )
         for word in overrides:
-            # A value that is a path has slashes of its own.
+            # A value can be a path.
             if f"{setting_of(word)}/{word.partition('=')[2]}" == error.missing_cfg_file:
                 group, _, name = word.lstrip("+~").partition("=")
         known = sorted(error.options or _options(group, str(error)))
@@ -55,7 +55,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     if text is not None:
         return text
     if type(error).__module__.startswith("submitit."):
-        # Its second line says what is the matter; jobs that it had not come to yet know nothing of it.
+        # Its second line has the reason.
         return f"{' '.join(str(error).splitlines()[:2])}; its log lies there, and jobs that still run go on"
     unread = _unread(error, overrides)
     if unread is not None:
@@ -69,7 +69,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
 
 
 def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str:
-    """Return one line about a word that names no setting or group, with those that there are; empty for another."""
+    """Return one line about a word that names no setting or group; empty for another error."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
         known = [key for key in map(str, cause.parent_node or ()) if key not in ("_target_", "hydra")]
@@ -88,9 +88,9 @@ def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str
 
 
 def _elsewhere(word: str, overrides: Sequence[str]) -> str:
-    """Return which other commands take this word of a command line, as the end of a message."""
+    """Return the end of a message: which other commands take this word."""
     train = "attnbench train"
-    # Most words are meant for a training.
+    # Most words are for a training.
     commands = sorted(commands_with(setting_of(word).partition(".")[0]), key=lambda command: command != train)
     if not commands:
         return ""
@@ -101,7 +101,7 @@ def _elsewhere(word: str, overrides: Sequence[str]) -> str:
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
-    """Return one line about a word that Hydra's grammar cannot read, or of which it would make a sweep; else None."""
+    """Return one line about a word that Hydra cannot parse or takes for a sweep; None for another error."""
     line = _first_line(error)
     if isinstance(error, OverrideParseException):
         word, reason = error.override, "Hydra's grammar has no such value"
@@ -121,7 +121,6 @@ def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
 
 
 def _options(group: str, message: str) -> set[str]:
-    """Return the yamls of a group in the folders that Hydra says it searched: it names none where a list was given."""
     folders = re.findall(r"path=file://(.+)", message)
     return {path.stem for folder in folders for path in Path(folder).glob(f"{group}/*.yaml")}
 

@@ -1,4 +1,4 @@
-"""The mixer of a training's configuration, with what its recipe puts around it."""
+"""Mixer of a configuration, with the parts of its recipe."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,28 +17,27 @@ from attnbench.settings.schema import MixerSettings, RunSettings
 
 
 def read_mixer(config: DictConfig, hydra_config: Any) -> MixerSettings:
-    """Read the mixer of a training's configuration, whether or not it can run here."""
+    """Read the mixer of a configuration, whether or not it can run here."""
     return mixer_of(plain(config, hydra_config), hydra_config)
 
 
 def mixer_of(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
-    """Take the mixer out of a configuration's plain values."""
+    """Take the mixer out of the plain values of a configuration."""
     name = hydra_config.runtime.choices.get("attn")
     mixer = MixerSettings(name=name, **opened("attn", name, values.pop("attn", None)))
     mixer = with_parts(mixer, _yaml_of) if is_hybrid(mixer) else mixer
-    # Named here and now, by the command line or a yaml that it chooses.
+    # The command line, or a yaml that it chooses, names these classes.
     trust(class_named(part) for part in parts_of(mixer).values() if part.target == MODULE)
     return mixer
 
 
 def _yaml_of(name: str) -> dict[str, Any]:
-    """Return a yaml of attn/, its `_target_` and options, those that must be given as ???."""
     values: Any = OmegaConf.to_container(hydra.compose("train", [f"attn={name}"]).attn)
     return values
 
 
 def named_options(hydra_config: Any) -> list[str]:
-    """Return the mixer's options that the command line names, or the yaml of experiment/ that it chooses."""
+    """Return the mixer's options that the command line or its yaml of experiment/ names."""
     words = [setting_of(word).split(".", 1) for word in hydra_config.overrides.task]
     named = {parts[1] for parts in words if parts[0] == "attn" and len(parts) > 1}
     folders = [Path(source.path, "experiment") for source in hydra_config.runtime.config_sources]
@@ -48,14 +47,13 @@ def named_options(hydra_config: Any) -> list[str]:
             content = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
             chosen = OmegaConf.select(content, "attn") or {}
             named |= set(_dotted(OmegaConf.to_container(chosen) if OmegaConf.is_dict(chosen) else {}))
-            # Experiments that this one begins with; a choice in another group is a mapping.
+            # Experiments that this one includes; a choice in another group is a mapping.
             begun = [entry for entry in OmegaConf.select(content, "defaults") or () if isinstance(entry, str)]
             todo += [entry for entry in begun if entry not in todo]
     return sorted(named)
 
 
 def _dotted(options: Any) -> Iterator[str]:
-    """Yield the names of a mixer's options, those of a hybrid's mixers as options.NAME.OPTION."""
     for name, value in options.items():
         if name == "options" and isinstance(value, dict):
             yield from (f"{name}.{part}.{option}" for part, given in value.items() for option in given or ())
@@ -64,7 +62,6 @@ def _dotted(options: Any) -> Iterator[str]:
 
 
 def recipe_of(values: Any, hydra_config: Any) -> dict[str, Any] | None:
-    """Return the chosen yaml of recipe/ with its name."""
     for word in hydra_config.overrides.task:
         if setting_of(word).startswith("recipe."):
             raise UserError(
@@ -75,10 +72,10 @@ def recipe_of(values: Any, hydra_config: Any) -> dict[str, Any] | None:
 
 
 def with_recipe(settings: RunSettings) -> RunSettings:
-    """Give the mixer the parts of its recipe, as if the command line had named them, where it names others."""
+    """Give the mixer the parts of its recipe that the command line does not name, as if it did."""
     if settings.recipe is None:
         return settings
-    # Imported here: torch takes longer to load than all the checks before this one.
+    # Loading torch takes longer than the checks before.
     from attnbench.mixers.recipe import recipe_options
 
     recipe, named = settings.recipe, set(settings.named_options)

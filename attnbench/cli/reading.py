@@ -1,4 +1,4 @@
-"""Plain settings from a composed configuration: every name, type and value checked before torch is loaded."""
+"""Settings from composed configurations: names, types and values checked before torch is loaded."""
 
 import json
 import logging
@@ -15,9 +15,9 @@ from attnbench.cli.mixer import mixer_of, named_options, recipe_of, with_recipe
 from attnbench.cli.plain import opened, plain, read_plain, typed
 from attnbench.settings.check import check, check_name, check_outputs_dir, check_value, read, setting_of
 from attnbench.settings.combinations import LENGTHS, check_launcher, check_names, check_plan, check_run
+from attnbench.settings.corners import expand
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.factorial import expand
 from attnbench.settings.hybrid import each, layers_of
 from attnbench.settings.registry import build, trust
 from attnbench.settings.schema import (
@@ -37,11 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
-    """Check a composed configuration and turn it into plain settings.
-
-    Raises:
-        UserError: an unknown, deleted, missing or impossible setting, named with its value and what is allowed.
-    """
+    """Check the configuration of attnbench train."""
     values = plain(config, hydra_config)
     _give_way(values.get("train"), hydra_config.overrides.task)
     values["recipe"] = recipe_of(values.get("recipe"), hydra_config)
@@ -60,18 +56,14 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
 
 
 def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings:
-    """Check the configuration of attnbench compare; its variants are checked when the plan is carried out.
-
-    Raises:
-        UserError: as read_settings.
-    """
+    """Check the configuration of attnbench compare, without its variants' command lines."""
     values = plain(config, hydra_config)
     plan = values.get("plan")
     if isinstance(plan, dict):
         for word in hydra_config.overrides.task:
             if re.fullmatch(r"\++plan\.(variants|factors)\.[^=]*=(null)?", word):
                 raise UserError(f"{word}: adds nothing; {word.lstrip('+')} takes one out")
-        # Nothing can be deleted on a command line.
+        # A command line sets to null what it removes.
         kept = {
             name: {key: words for key, words in plan[name].items() if words is not None}
             for name in ("variants", "factors")
@@ -82,11 +74,15 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
             raise UserError(f"plan.recipe={recipe}: must be the name of a recipe, or null")
         if recipe is not None and isinstance(plan.get("overrides"), list):
             check_value("plan.overrides", plan["overrides"], kind=list[str])
-            # First: of several words the last counts, one of the overrides or of a variant.
+            # First, as of several words the last counts.
             plan["overrides"] = [f"recipe={recipe}", *plan["overrides"]]
         values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept}
         if plan.get("seeds") == "auto":
-            values["plan"] |= _seeds_of_looks(hydra_config)
+            words = [word for word in hydra_config.overrides.task if setting_of(word) == "plan.probe_seeds"]
+            if words:
+                raise UserError(f"{words[0]} with plan.seeds=auto: auto gives the seeds of probes too")
+            seeds = list(range(max(LOOKS)))
+            values["plan"] |= {"seeds": seeds, "probe_seeds": seeds, "in_looks": True}
         if plan.get("stack") == "auto":
             values["plan"]["stack"] = None
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
@@ -105,37 +101,20 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
     return settings
 
 
-def _seeds_of_looks(hydra_config: Any) -> dict[str, Any]:
-    """Return the settings that plan.seeds=auto stands for."""
-    words = [word for word in hydra_config.overrides.task if setting_of(word) == "plan.probe_seeds"]
-    if words:
-        raise UserError(f"{words[0]} with plan.seeds=auto: auto gives the seeds of probes too")
-    seeds = list(range(max(LOOKS)))
-    return {"seeds": seeds, "probe_seeds": seeds, "in_looks": True}
-
-
 def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
-    """Check the configuration of attnbench doctor.
-
-    Raises:
-        UserError: as read_settings.
-    """
+    """Check the configuration of attnbench doctor."""
     return read_plain(DoctorSettings, plain(config, hydra_config))
 
 
 def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
-    """Check the configuration of attnbench bench and the bench's constructor.
-
-    Raises:
-        UserError: as read_settings.
-    """
+    """Check the configuration of attnbench bench and the bench's constructor."""
     values = plain(config, hydra_config)
     name = Path(hydra_config.runtime.choices["bench"]).name
     target = opened("bench", name, values.pop("bench", None))
     settings = read_plain(BenchSettings, values, name=name, **target, command=typed("bench", hydra_config))
     check_name("bench", settings.name)
     check_outputs_dir(settings.outputs_dir)
-    # Imported here: torch takes longer to load than all the checks before this one.
+    # Loading torch takes longer than the checks before.
     from attnbench.bench.base import Bench
 
     build(settings.target, settings.options, Bench, group="bench")
@@ -143,18 +122,14 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
-    """Check the configuration of attnbench evaluate; return the run's folder and settings, with what is wanted now.
-
-    Raises:
-        UserError: as read_settings; or the folder holds no run.
-    """
+    """Check the configuration of attnbench evaluate; return the run's folder, and its settings with the new ones."""
     values = plain(config, hydra_config)
     _trust_path(values)
     folder = Path(str(values.pop("run", None))).absolute()
     stored = stored_settings(folder)
     now = ("device", "rerun")
     kept = {entry.name: getattr(stored, entry.name) for entry in fields(stored) if entry.name not in now}
-    # A run that was moved has its cells beside it, where it lies now.
+    # A run that was moved keeps its cells beside it.
     kept |= {"experiment": folder.parent.name, "outputs_dir": str(folder.parent.parent)}
     data = values.pop("data", None)
     if not isinstance(data, dict) or set(data) != {"path"}:
@@ -168,11 +143,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
 
 
 def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSettings, RunSettings]:
-    """Check the configuration of attnbench generate; return its settings, and the run's, on the device wanted now.
-
-    Raises:
-        UserError: as read_settings; two prompts, or the folder holds no run.
-    """
+    """Check the configuration of attnbench generate; return its settings, and the run's with the new device."""
     _check_prompt(config)
     values = plain(config, hydra_config)
     _trust_path(values)
@@ -190,7 +161,6 @@ def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSe
 
 
 def _check_prompt(config: DictConfig) -> None:
-    """Refuse a prompt that Hydra takes for something else than its text."""
     if OmegaConf.is_interpolation(config, "prompt"):
         raise UserError(
             f"prompt: has ${{...}}, which names a setting whose value would take its place; {PROMPT_AS_IT_IS}"
@@ -202,25 +172,17 @@ def _check_prompt(config: DictConfig) -> None:
 
 
 def read_export(config: DictConfig, hydra_config: Any) -> tuple[ExportSettings, RunSettings]:
-    """Check the configuration of attnbench export; return its settings, and those of the run.
-
-    Raises:
-        UserError: as read_settings; or the folder holds no run.
-    """
+    """Check the configuration of attnbench export; return its settings and the run's."""
     settings = read_plain(ExportSettings, {**plain(config, hydra_config), "command": typed("export", hydra_config)})
     return settings, stored_settings(Path(settings.run).absolute())
 
 
 def stored_settings(folder: Path) -> RunSettings:
-    """Read the settings in a run's config.yaml, checked like a command line's.
-
-    Raises:
-        UserError: it cannot be read, or is no such file.
-    """
+    """Read the settings in a run's config.yaml, checked like a command line's."""
     path = folder / "config.yaml"
     try:
         content = parse_yaml(read_bounded(path, MAX_YAML_BYTES))
-        # Dates, bytes and sets, which yaml has, and numbers that are not finite are no settings.
+        # Refuses dates, bytes, sets and numbers that are not finite.
         json.dumps(content, allow_nan=False)
         if not isinstance(content, dict) or not {"resolved", "evaluations"} <= content.keys():
             raise UserError("it is empty or cut off, or of something else")
@@ -238,7 +200,7 @@ def stored_settings(folder: Path) -> RunSettings:
 
 
 def _path_of_text(stored: RunSettings, folder: Path) -> str | None:
-    """Return the data.path of a run; a relative one starts where the run was trained, as far as its folder tells."""
+    """Return the data.path of a run; a relative one starts where the run was trained, if that is known."""
     outputs, path = Path(stored.outputs_dir).parts, stored.data.path
     trained_in = folder.parent.parent
     if path is not None and trained_in.parts[-len(outputs) :] == outputs:
@@ -248,7 +210,7 @@ def _path_of_text(stored: RunSettings, folder: Path) -> str | None:
 
 
 def _trust_path(values: dict[str, Any]) -> None:
-    """Trust the class that attn.path names again, for a run that was trained with it."""
+    """Trust the class of attn.path, given again for a run that was trained with it."""
     given = values.pop("attn", None)
     if not isinstance(given, dict):
         raise UserError(f"attn={given}: unknown setting; attnbench train has it: attnbench train attn={given}")
@@ -261,7 +223,6 @@ def _trust_path(values: dict[str, Any]) -> None:
 
 
 def _give_way(train: Any, words: Sequence[str]) -> None:
-    """Set to null whichever of LENGTHS only a yaml gives, where the command line gives another."""
     named = [name for name in LENGTHS if any(setting_of(word) == f"train.{name}" for word in words)]
     if isinstance(train, dict) and any(train.get(name) is not None for name in named):
         train |= {name: None for name in LENGTHS if name not in named}
@@ -274,17 +235,13 @@ def _evaluations(values: dict[str, Any], words: Sequence[str]) -> list[Evaluatio
             raise UserError(f"eval.{name}={options}: unknown setting; eval=[NAME, ...] chooses evaluations")
         is_named = any(setting_of(word).startswith(f"eval.{name}.") for word in words)
         if "_target_" not in options and (CONF / "eval" / f"{name}.yaml").exists() and not is_named:
-            # An experiment's settings for an evaluation that this command does not choose.
+            # From an experiment, for an evaluation that is not chosen.
             del chosen[name]
     return [EvaluationSettings(name=name, **opened("eval", name, options)) for name, options in chosen.items()]
 
 
 def _experiment(hydra_config: Any) -> str:
-    """Return the yaml of experiment/ that was chosen or, where none has the name, a study of the user's.
-
-    Raises:
-        UserError: a name so near to a yaml's that it may be meant, or several.
-    """
+    """Return the chosen yaml of experiment/ or the name of the user's study."""
     several = next((word for word in hydra_config.overrides.task if word.startswith("experiment=[")), None)
     if several is not None:
         raise UserError(f"{several}: must be one name, of a yaml of experiment/ or of a study of your own")
@@ -309,8 +266,8 @@ def _experiment(hydra_config: Any) -> str:
 
 
 def _check_machine(settings: RunSettings) -> None:
-    """Refuse a device that is not there, a kernel that cannot run on it, and parts that do not fit together."""
-    # Imported here: torch takes longer to load than all the checks before this one.
+    """Refuse a missing device, a backend that cannot run on it, and parts that do not fit together."""
+    # Loading torch takes longer than the checks before.
     from attnbench.evals.base import Evaluation
     from attnbench.machine.device import resolve_device
     from attnbench.machine.precision import resolve_precision
@@ -321,5 +278,5 @@ def _check_machine(settings: RunSettings) -> None:
     mixer = resolve_mixer(settings.mixer, settings.model, device_type=device_type, precision=precision)
     build_meta(layers_of(mixer, settings.model.num_layers), settings.model, vocabulary_size=1)
     for evaluation in settings.evaluations:
-        # Built once already here: an error of its constructor should not come to light after hours of training.
+        # An error of its constructor should not appear after hours of training.
         build(evaluation.target, evaluation.options, Evaluation, group=f"eval.{evaluation.name}")

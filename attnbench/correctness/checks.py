@@ -1,6 +1,6 @@
 """Checks of the doctor: every backend of every mixer, every operator, every promise of a mixer from outside attnbench.
 
-A function `..._checks` lists those of this device, refusals filled in; running.py runs them.
+Functions `..._checks` list the checks of this device, with refusals; running.py runs them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,23 +53,23 @@ CASES = (
     Case(name="a window of 530 positions", lengths=(577,), options={"window": 530}),
     Case(name="products in TF32", lengths=(133,), precisions=("tf32",)),
 )
-"""Cases in which other kernels run, or the same compiled otherwise: right at the usual one, they may be wrong here."""
+"""Cases with other kernels, or kernels compiled differently, than the usual case."""
 
 LENGTH_IN_PIECES = 133
 
 
 class Error(NamedTuple):
-    """One relative error, and how large it may be."""
+    """One relative error and its limit."""
 
     metric: str
     value: float
     allowed: float
     settings: dict[str, Any]
-    """Settings of its row beyond the check's: length, parameter."""
+    """Further settings of its row: length, parameter."""
 
     @property
     def is_within(self) -> bool:
-        """True for an error that is allowed, which a NaN never is."""
+        """True for an error within its limit, which NaN never is."""
         return self.value <= self.allowed
 
 
@@ -81,17 +81,17 @@ class Check:
     """training | operator | decoding | promise | first step."""
     name: str
     mixer: MixerSettings
-    """Mixer with the backend that is checked; an operator stands as one whose backend is triton."""
+    """Mixer with the checked backend, or an operator as a mixer with backend triton."""
     precision: str
     is_chosen: bool = True
-    """True for a backend that `auto` is here, and for what no setting chooses."""
+    """True for the backend of `auto` here, and if no setting chooses."""
     case: Case = USUAL
     refusal: str = ""
-    """Reason why it cannot run here; empty if it can."""
+    """Reason why it cannot run here, or ""."""
     failure: str = ""
-    """Words of what it raised or of how a promise is broken; empty if it ran through."""
+    """Exception or broken promise in words, or ""."""
     where: str = ""
-    """File:line of the user's mixer that raised it; empty for one of attnbench."""
+    """File:line in the user's mixer that raised, or ""."""
     errors: list[Error] = field(default_factory=list)
     seconds: float | None = None
     """Time of a first step."""
@@ -102,11 +102,11 @@ class Check:
 
     @property
     def is_wrong(self) -> bool:
-        """True for a check that failed or has an error that is not allowed."""
+        """True for a check that failed or has an error beyond its limit."""
         return bool(self.failure) or not all(error.is_within for error in self.errors)
 
     def wrong_lengths(self) -> dict[int, list[Error]]:
-        """Return all errors at each length that has one which is not allowed."""
+        """Return the errors at each length with one beyond its limit."""
         by_length: dict[int, list[Error]] = {}
         for error in self.errors:
             by_length.setdefault(error.settings["sequence_length"], []).append(error)
@@ -114,12 +114,13 @@ class Check:
 
 
 def build_mixer(settings: MixerSettings, device: torch.device, case: Case = USUAL) -> Mixer:
-    """Build a mixer with the initial weights of a model's first layer, float32; one from outside attnbench that begins
-    at zero with others.
+    """Build a mixer with the float32 initial weights of a model's first layer.
+
+    One from outside attnbench that outputs zero gets other weights.
 
     Args:
-        settings: with the backend that shall run.
-        case: its options replace the settings' own.
+        settings: with a resolved backend.
+        case: its options replace those of the settings.
     """
     model = build_model([case.of(settings)], case.model, vocabulary_size=1, seed=0, device=device)
     mixer = model.layers[0].mixer
@@ -129,23 +130,18 @@ def build_mixer(settings: MixerSettings, device: torch.device, case: Case = USUA
     if is_own(class_named(settings)):
         return mixer
     with torch.no_grad():
-        # By the definition: of the kernels, some take half precision alone.
+        # By the definition, as some kernels only take half precision.
         return mixer if mixer.reference(input_of(mixer, LENGTHS[1], case.model.dim)).any() else woken(mixer)
 
 
 def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:
-    """Return the same mixer with another backend."""
     return replace(settings, options={**settings.options, "backend": backend})
 
 
 def resolved(
     settings: MixerSettings, backend: str, precision: str, device: torch.device, case: Case = USUAL
 ) -> MixerSettings:
-    """Return the mixer with the backend of that name, or with the one that `auto` is here.
-
-    Raises:
-        UserError: it cannot run here.
-    """
+    """Return the mixer with the named backend, or with the one of `auto` here."""
     resolve_precision(precision, device.type)
     named = case.of(with_backend(settings, backend))
     chosen = resolve_mixer(named, case.model, device_type=device.type, precision=precision)
@@ -153,7 +149,6 @@ def resolved(
 
 
 def _chosen(settings: MixerSettings, precision: str, device: torch.device, case: Case = USUAL) -> MixerSettings | None:
-    """Return the mixer with the backend that `auto` is here; None where it is none."""
     with suppress(UserError):
         return resolved(settings, "auto", precision, device, case)
     return None
@@ -180,8 +175,7 @@ def training_checks(settings: MixerSettings, device: torch.device, lengths: Sequ
 
 
 def case_checks(settings: MixerSettings, case: Case, device: torch.device) -> Iterator[Check]:
-    """List what `auto` chooses in a case, in the precisions of it; nothing where the mixer has no such option, is the
-    same by its yaml anyway, or `auto` chooses nothing."""
+    """List the backend of `auto` in a case, unless the mixer lacks its options, has them anyway, or has no backend."""
     is_repeated = bool(case.options) and case.options.items() <= settings.options.items()
     if not is_repeated and case.options.keys() <= settings.options.keys():
         for precision in case.precisions:
@@ -191,7 +185,7 @@ def case_checks(settings: MixerSettings, case: Case, device: torch.device) -> It
 
 
 def operator_checks(device: torch.device) -> Iterator[Check]:
-    """List each operator in every precision it has here; none where layers take torch's own form of them."""
+    """List each operator in every precision, unless layers use torch's own form here."""
     if device.type != "cuda" and not interpreted():
         return
     for name in OPERATORS:
@@ -203,7 +197,7 @@ def operator_checks(device: torch.device) -> Iterator[Check]:
 
 
 def decoding_checks(settings: MixerSettings, device: torch.device) -> Iterator[Check]:
-    """List every backend that runs here and takes a state, in every precision: read in pieces, then decoded."""
+    """List every backend with a state in every precision: a prompt in pieces, then decoding."""
     trains_only = resolve(settings.target, Mixer).trains_only
     for check in training_checks(settings, device, (LENGTH_IN_PIECES,)):
         if not check.refusal and check.backend not in trains_only:
@@ -211,11 +205,7 @@ def decoding_checks(settings: MixerSettings, device: torch.device) -> Iterator[C
 
 
 def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Check]:
-    """List the promises of a mixer, with the backend that `auto` is in float32.
-
-    Raises:
-        UserError: it is none.
-    """
+    """List the promises of a mixer with the backend of `auto` in float32."""
     mixer = resolved(settings, "auto", "float32", device)
     only_trains = mixer.options["backend"] in resolve(settings.target, Mixer).trains_only
     for promise in PROMISES:
@@ -224,7 +214,7 @@ def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Ch
 
 
 def first_step_check(settings: MixerSettings, precision: str, device: torch.device) -> Iterator[Check]:
-    """List the first training step with the backend that `auto` is; nothing where it is none."""
+    """List the first training step with the backend of `auto`, if there is one."""
     mixer = _chosen(settings, precision, device)
     if mixer is not None:
         yield Check(kind="first step", name=settings.name, mixer=mixer, precision=precision)

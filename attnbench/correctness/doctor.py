@@ -1,4 +1,4 @@
-"""Page of the doctor: what this machine has, which backend `auto` chooses and why, and a line for every check."""
+"""Page of the doctor: the machine, which backend `auto` chooses and why, and a line for every check."""
 
 import itertools
 import json
@@ -24,8 +24,8 @@ from attnbench.correctness.checks import (
     resolved,
     training_checks,
 )
+from attnbench.correctness.doctor_rows import PARTS, write_rows
 from attnbench.correctness.operators import OPERATORS
-from attnbench.correctness.rows import PARTS, write_rows
 from attnbench.correctness.running import run_all
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import KERNEL_LIBRARIES, environment
@@ -43,12 +43,12 @@ from attnbench.settings.schema import DoctorSettings, MixerSettings
 
 WIDTH = 79
 RETURN_LENGTH = 8
-"""Positions of the input on which the type and shape of an output are looked at before all checks."""
+"""Length of the input for the first look at an output's type and shape."""
 STYLES = {"wrong": "bold red", "broken": "bold red", "refused": "dim"}
 
 
-class Section(NamedTuple):
-    """Paragraphs, as arguments of a Printer, and the checks whose lines stand below them."""
+class PageSection(NamedTuple):
+    """Paragraphs, as arguments of a Printer, and the checks below them."""
 
     paragraphs: list[dict[str, Any]]
     checks: list[Check]
@@ -61,7 +61,7 @@ class Printer:
         self.console, self.lines = Console(), []
 
     def __call__(self, text: str = "", *, indent: int = 0, style: str | None = None) -> None:
-        """Print one paragraph; its lines after the first are indented by two more."""
+        """Print one paragraph with a hanging indent of two."""
         first, later = " " * indent, " " * (indent + 2)
         wrapped = textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=later) or [""]
         for line in wrapped:
@@ -70,15 +70,11 @@ class Printer:
 
 
 def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
-    """Print the page line by line as it comes, and leave it in a folder: doctor.txt, results.csv, environment.json.
+    """Print the page as it comes, and leave doctor.txt, results.csv and environment.json in a folder.
 
     Args:
-        settings: mixers that it names have their first training steps timed too.
-        mixers: those to look at, as their yamls have them.
-
-    Raises:
-        UserError: a backend that `auto` chooses here is wrong or cannot train, a mixer from outside attnbench breaks
-            its contract or cannot be built, or an operator that all mixers share is wrong.
+        settings: first training steps of the mixers that it names are timed too.
+        mixers: as their yamls have them.
     """
     device, say = resolve_device(settings.device), Printer()
     stamp, precision = environment(device, ROOT), resolve_precision("auto", device.type)
@@ -89,7 +85,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
     checks = []
     with device_lock(device, shared=False):
         sections = list(_sections(settings, mixers, precision, device))
-        # Closed, so that no worker outlives an interruption.
+        # So that no worker outlives an interruption.
         with closing(run_all([check for section in sections for check in section.checks], device)) as done:
             for section in sections:
                 for paragraph in section.paragraphs:
@@ -99,7 +95,7 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
                     checks.append(check)
         say()
     _say_wrong(say, checks)
-    # Once, as one line of a mixer fails many checks.
+    # Once: a line of a mixer can fail many checks.
     for where, failure in {check.where: check.failure for check in checks if check.where}.items():
         say(f"failed at {where}: {failure}", style=STYLES["wrong"])
     problems = list(_problems(checks))
@@ -112,15 +108,14 @@ def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
 
 
 def _require_built(settings: MixerSettings, device: torch.device) -> None:
-    """Raise UserError for a mixer from outside attnbench that cannot be built or does not return (y, state): every line
-    would say so."""
+    """Raise UserError for a mixer from outside attnbench that cannot be built or does not return (y, state)."""
     if is_own(class_named(settings)):
         return
     resolve(settings.target, Mixer)
     try:
         mixer = resolved(settings, "auto", "float32", device)
     except UserError:
-        # It does not run here, and the page says why.
+        # The page says why it does not run here.
         return
     try:
         built = build_mixer(mixer, device)
@@ -130,7 +125,7 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
         where = line_beside(error, class_named(settings).rpartition(".")[0])
         raise UserError(f"attn={settings.name}: {one_line(error)}{where and f', at {where}'}") from error
     if built.defines_itself:
-        # Its adapter has looked at what the layer returns.
+        # Its adapter checks what the layer returns.
         return
     x_BTD = input_of(built, RETURN_LENGTH, USUAL.model.dim)
     try:
@@ -138,7 +133,7 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
     except ReturnError as error:
         raise UserError(f"attn={settings.name}: {error}") from error
     except Exception:
-        # What a forward pass raises, the page says check by check.
+        # The page reports errors of the forward pass.
         return
 
 
@@ -171,49 +166,47 @@ def _say_choices(say: Printer, mixers: Sequence[MixerSettings], precision: str, 
 
 def _sections(
     settings: DoctorSettings, mixers: Sequence[MixerSettings], precision: str, device: torch.device
-) -> Iterator[Section]:
-    """Plan the whole page, the contracts first; nothing runs yet."""
+) -> Iterator[PageSection]:
     for mixer in mixers:
         if not is_own(class_named(mixer)):
             title = f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32"
             try:
-                yield Section(_title(title), list(promise_checks(mixer, device)))
+                yield PageSection(_title(title), list(promise_checks(mixer, device)))
             except UserError as refusal:
                 reason = {"text": f"Not looked at: {refusal}", "indent": 2, "style": STYLES["refused"]}
-                yield Section([*_title(title), reason], [])
+                yield PageSection([*_title(title), reason], [])
     checks = [check for mixer in mixers for check in training_checks(mixer, device)]
     if settings.quick:
-        yield Section(_head(), [check for check in checks if check.is_chosen and check.precision == "float32"])
+        yield PageSection(_head(), [check for check in checks if check.is_chosen and check.precision == "float32"])
     else:
-        yield Section(_head(), checks)
+        yield PageSection(_head(), checks)
         yield from _further_sections(mixers, device)
     if settings.mixers is None:
-        # On a GPU each of them compiles two models.
+        # On a GPU each compiles two models.
         return
     title = "First step of a small training"
     title += ", its kernels in the compilers' caches: warm, not cold" if device.type == "cuda" else ""
     steps = [check for mixer in mixers for check in first_step_check(mixer, precision, device)]
-    yield Section(_title(title), steps)
+    yield PageSection(_title(title), steps)
 
 
-def _further_sections(mixers: Sequence[MixerSettings], device: torch.device) -> Iterator[Section]:
-    """Plan other shapes, operators and decoding."""
-    yield Section(_title("What auto chooses, at other shapes"), [])
+def _further_sections(mixers: Sequence[MixerSettings], device: torch.device) -> Iterator[PageSection]:
+    yield PageSection(_title("What auto chooses, at other shapes"), [])
     for case in CASES:
         checks = [check for mixer in mixers for check in case_checks(mixer, case, device)]
         title = f"{case.name}; lengths {', '.join(map(str, case.lengths))}"
         if case.slack > 1:
             title += f"; {case.slack:.2g} times as much allowed"
-        yield Section([{"text": title, "indent": 2}] if checks else [], checks)
+        yield PageSection([{"text": title, "indent": 2}] if checks else [], checks)
     checks = list(operator_checks(device))
     names = ", ".join(name for name in OPERATORS if not name.startswith("the same"))
     torch_alone = f"Torch's own form is all there is on this device, and no kernel to hold against it: {names}."
     allowed = ", ".join(f"{TOLERANCES[name]:g} in {name}" for name in ("float32", "bfloat16", "tf32"))
     errors = f"Relative errors of output and, where it has one, gradient. Allowed: {allowed}."
     title = "Operators that no setting chooses, and those of decoding, against float64"
-    yield Section(_title(title, errors if checks else torch_alone), checks)
+    yield PageSection(_title(title, errors if checks else torch_alone), checks)
     title = f"{LENGTH_IN_PIECES} positions, read in two pieces and then decoded, against float64"
-    yield Section(_title(title, errors), [check for mixer in mixers for check in decoding_checks(mixer, device)])
+    yield PageSection(_title(title, errors), [check for mixer in mixers for check in decoding_checks(mixer, device)])
 
 
 def _title(text: str, *notes: str) -> list[dict[str, Any]]:
@@ -294,7 +287,7 @@ def _at(check: Check) -> str:
 
 
 def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
-    """Name the backends that are right where the chosen one, at the usual case, is wrong."""
+    """Name the backends that are right where the chosen one is wrong."""
     if wrong.case.name:
         return ""
     right = [
@@ -308,8 +301,7 @@ def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
 
 
 def _problems(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield a few words on each mixer, and on all operators, that are wrong where `auto` is what runs; the page above
-    has the rest."""
+    """Yield a summary of each mixer, and of all operators, that `auto` runs wrongly."""
     wrong = [check for check in checks if check.is_chosen and check.is_wrong]
     operators = dict.fromkeys(check.name for check in wrong if check.kind == "operator")
     for name in dict.fromkeys(check.mixer.name for check in wrong if check.kind != "operator"):

@@ -1,4 +1,4 @@
-"""Operators that no setting chooses, and those of decoding, each with an input and its definition in float64."""
+"""Operators that no setting chooses, and operators of decoding, with inputs and definitions in float64."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,17 +19,17 @@ from attnbench.ops.layers.rotary import rotate, rotation
 from attnbench.ops.scalar.scalar_decay import recurrent_scalar_decay
 
 
-class Problem(NamedTuple):
-    """Operator, inputs for it, and its definition for the same inputs in float64; both return a tuple of tensors."""
+class OperatorCase(NamedTuple):
+    """Operator and its definition in float64, which return tuples of tensors, and their inputs."""
 
     inputs: tuple[Tensor, ...]
-    """Inputs; gradients are compared of those that require them."""
+    """Gradients are compared for inputs that require them."""
     operator: Callable[..., tuple[Tensor, ...]]
     definition: Callable[..., tuple[Tensor, ...]]
 
 
 class _Numbers:
-    """Random inputs, made on the CPU, as generators of two devices give different numbers."""
+    """Random inputs from the CPU: generators of other devices give other numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.generator = device, torch.Generator().manual_seed(0)
@@ -42,38 +42,38 @@ class _Numbers:
         return torch.randint(high, shape, generator=self.generator).to(self.device)
 
 
-def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+def _swiglu(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
     from attnbench.ops.layers.triton.swiglu import swiglu
 
     def definition(packed: Tensor) -> tuple[Tensor, ...]:
         gate, up = packed.chunk(2, dim=-1)
         return (F.silu(gate) * up,)
 
-    return Problem((numbers.normal(33, 300, dtype=dtype),), lambda packed: (swiglu(packed),), definition)
+    return OperatorCase((numbers.normal(33, 300, dtype=dtype),), lambda packed: (swiglu(packed),), definition)
 
 
-def _rms_norm(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Rows so many that several programs share the sum of the weight's gradient."""
+def _rms_norm(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Several programs share the sum of the weight's gradient."""
     from attnbench.ops.layers.triton.rms_norm import rms_norm
 
     def definition(x: Tensor, weight_1D: Tensor) -> tuple[Tensor, ...]:
         return (weight_1D * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(),)
 
     inputs = numbers.normal(133, 72, dtype=dtype), numbers.normal(1, 72, dtype=dtype)
-    return Problem(inputs, lambda *given: (rms_norm(*given, 1e-6),), definition)
+    return OperatorCase(inputs, lambda *given: (rms_norm(*given, 1e-6),), definition)
 
 
-def _embed(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Embedding of so many positions that several programs share the sum of the gradient."""
+def _embed(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Several programs share the sum of the gradient."""
     from attnbench.ops.layers.triton.embedding import embed
 
     tokens_N = numbers.below(117, 1100)
-    return Problem(
+    return OperatorCase(
         (numbers.normal(130, 72),), lambda weight: (embed(tokens_N, weight, dtype),), lambda weight: (weight[tokens_N],)
     )
 
 
-def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weighted: bool = True) -> Problem:
+def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weighted: bool = True) -> OperatorCase:
     from attnbench.ops.layers.triton.linear_cross_entropy import linear_cross_entropy
 
     targets_N = numbers.below(num_symbols, 37)
@@ -83,14 +83,14 @@ def _loss(numbers: _Numbers, dtype: torch.dtype, num_symbols: int = 61, is_weigh
         nats_N = F.cross_entropy(x @ weight.T, targets_N, reduction="none")
         return ((nats_N if weight_N is None else nats_N * weight_N).sum(),)
 
-    return Problem(
+    return OperatorCase(
         (numbers.normal(37, 72, dtype=dtype), numbers.normal(num_symbols, 72)),
         lambda x, weight: linear_cross_entropy(x, weight, targets_N, weight_N, True)[:1],
         definition,
     )
 
 
-def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+def _rotary(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
     from attnbench.ops.layers.triton.rotary_kernels import split_rotated
 
     angles = rotation(37, 24, 3, 10000.0, numbers.device)
@@ -99,13 +99,13 @@ def _rotary(numbers: _Numbers, dtype: torch.dtype) -> Problem:
         query, key, value = packed.unflatten(-1, (-1, 24)).split([4, 2, 2], dim=2)
         return rotate(query, angles), rotate(key, angles), value
 
-    return Problem(
+    return OperatorCase(
         (numbers.normal(2, 37, 8 * 24, dtype=dtype),), lambda packed: split_rotated(packed, angles, 4, 2), definition
     )
 
 
-def _turned(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Query and key turned where they lie, before values of another width."""
+def _turned(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Query and key rotated in place, before values of another width."""
     from attnbench.ops.layers.triton.rotary_kernels import turn_packed
 
     angles = rotation(37, 24, 3, 10000.0, numbers.device)
@@ -114,15 +114,15 @@ def _turned(numbers: _Numbers, dtype: torch.dtype) -> Problem:
         turned, value = packed.split([4 * 24, 50], dim=-1)
         return (torch.cat([rotate(turned.unflatten(-1, (4, 24)), angles).flatten(2), value], dim=-1),)
 
-    return Problem(
+    return OperatorCase(
         (numbers.normal(2, 37, 4 * 24 + 50, dtype=dtype),),
         lambda packed: (turn_packed(packed, angles, 4, False),),
         definition,
     )
 
 
-def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Convolution without SiLU, behind a history, as a mixer that is given one has it."""
+def _convolution(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Convolution without SiLU, after a history."""
     from attnbench.ops.layers.triton.short_convolution import short_convolution
 
     def definition(x: Tensor, weight: Tensor, history: Tensor) -> tuple[Tensor, ...]:
@@ -130,30 +130,30 @@ def _convolution(numbers: _Numbers, dtype: torch.dtype) -> Problem:
         return (sum(padded[:, tap : tap + x.shape[1]] * weight[:, tap] for tap in range(weight.shape[1])),)  # pyright: ignore[reportReturnType]
 
     history = numbers.normal(2, 3, 90, dtype=dtype, learns=False)
-    return Problem(
+    return OperatorCase(
         (numbers.normal(2, 70, 90, dtype=dtype), numbers.normal(90, 4), history),
         lambda x, weight, history: (short_convolution(x, weight, history),),
         definition,
     )
 
 
-def _attention(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Query, key and value apart, as norms of query and key leave them, two heads to a key and a width to be padded."""
+def _attention(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Separate query, key and value, two heads a key, a padded width."""
     from attnbench.ops.attention.triton.flash_op import flash_attention
 
     def definition(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         position_T = torch.arange(70, device=query.device)
         return (attend(query, key, value, visible(position_T[:, None] - position_T, None)),)
 
-    return Problem(
+    return OperatorCase(
         tuple(numbers.normal(2, 70, heads, 48, dtype=dtype) for heads in (4, 2, 2)),
         lambda query, key, value: (flash_attention(query, key, value, causal=True),),
         definition,
     )
 
 
-def _forgetting(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Gates that forget half a position on average, some of them nearly all."""
+def _forgetting(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Gates that forget half a position on average, some nearly everything."""
     from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget
     from attnbench.ops.attention.triton.flash_op import flash_attention
 
@@ -165,10 +165,10 @@ def _forgetting(numbers: _Numbers, dtype: torch.dtype) -> Problem:
         return (materialised(query, key, value, None, forgetting_bias(F.logsigmoid(gate))),)
 
     heads = (numbers.normal(2, 133, heads, 48, dtype=dtype) for heads in (4, 2, 2))
-    return Problem((*heads, numbers.normal(2, 133, 4)), operator, definition)
+    return OperatorCase((*heads, numbers.normal(2, 133, 4)), operator, definition)
 
 
-def _forgetting_decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2) -> Problem:
+def _forgetting_decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2) -> OperatorCase:
     from attnbench.ops.attention.triton.flash_decoding import forgetting_decoding
 
     position = torch.tensor(140, device=numbers.device)
@@ -185,10 +185,10 @@ def _forgetting_decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2) 
 
     cache = (numbers.normal(2, 150, 2, 64, dtype=dtype, learns=False) for _ in range(2))
     gates = (-numbers.normal(*shape, learns=False).abs() for shape in ((2, heads), (2, 150, heads)))
-    return Problem((numbers.normal(2, heads, 64, dtype=dtype, learns=False), *cache, *gates), operator, definition)
+    return OperatorCase((numbers.normal(2, heads, 64, dtype=dtype, learns=False), *cache, *gates), operator, definition)
 
 
-def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int | None = None) -> Problem:
+def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int | None = None) -> OperatorCase:
     from attnbench.ops.attention.triton.flash_decoding import flash_decoding
 
     position = torch.tensor(140, device=numbers.device)
@@ -198,7 +198,7 @@ def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int
         return (attend(query[:, None], key, value, visible(past_S, window)[None])[:, 0],)
 
     cache = (numbers.normal(2, 150, 2, 64, dtype=dtype, learns=False) for _ in range(2))
-    return Problem(
+    return OperatorCase(
         (numbers.normal(2, heads, 64, dtype=dtype, learns=False), *cache),
         # So many splits also where there is one multiprocessor.
         lambda query, key, value: (flash_decoding(query, key, value, position, window=window, splits=3),),
@@ -206,7 +206,7 @@ def _decoding(numbers: _Numbers, dtype: torch.dtype, heads: int = 2, window: int
     )
 
 
-def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
+def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
     from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
 
     H, K, V = 3, 32, 48
@@ -224,11 +224,11 @@ def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
     gates = numbers.normal(2, 5, H, learns=False).sigmoid()
     mixed = numbers.normal(5, H * (2 * K + V), dtype=dtype, learns=False)
-    return Problem((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
+    return OperatorCase((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
 
 
-def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Two heads of values to a key, whose width is to be padded."""
+def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Two heads of values a key, a padded width."""
     from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
 
     G, H, K, V = 2, 4, 48, 80
@@ -246,11 +246,11 @@ def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
 
     gates = numbers.normal(2, 5, H, learns=False).sigmoid()
     mixed = numbers.normal(5, 2 * G * K + H * V, dtype=dtype, learns=False)
-    return Problem((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
+    return OperatorCase((mixed, -gates[0], gates[1], numbers.normal(5, H, K, V, learns=False)), operator, definition)
 
 
-def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
-    """Free vectors for erasing and for reading what is erased, as in RWKV-7."""
+def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
+    """Separate vectors for erasing and for reading what is erased, as in RWKV-7."""
     from attnbench.ops.diagonal.triton.diagonal_step import diagonal_decay_step
 
     def operator(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -267,10 +267,10 @@ def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> Problem:
     query, key, reader, eraser = (0.2 * numbers.normal(5, 3, 32, dtype=dtype, learns=False) for _ in range(4))
     log_decay = -numbers.normal(5, 3, 32, learns=False).sigmoid()
     value, memory = numbers.normal(5, 3, 48, dtype=dtype, learns=False), numbers.normal(5, 3, 32, 48, learns=False)
-    return Problem((query, key, value, log_decay, reader, eraser, memory), operator, definition)
+    return OperatorCase((query, key, value, log_decay, reader, eraser, memory), operator, definition)
 
 
-OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
+OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], OperatorCase]] = {
     "swiglu": _swiglu,
     "rms_norm": _rms_norm,
     "embed": _embed,
@@ -290,7 +290,7 @@ OPERATORS: dict[str, Callable[[_Numbers, torch.dtype], Problem]] = {
     "scalar_decay_step": _scalar_decay_step,
     "diagonal_decay_step": _diagonal_decay_step,
 }
-"""Operators that no backend names, by their names on the page."""
+"""Operators by their names on the page."""
 
 IN_TF32 = (
     *("linear_cross_entropy", "flash_attention", "flash_decoding", "the same of grouped heads"),
@@ -300,7 +300,7 @@ IN_TF32 = (
 
 
 def operator_errors(name: str, precision: str, device: torch.device) -> dict[str, float]:
-    """Return the worst relative errors of an operator's output and, where it has one, of its gradient."""
+    """Return the worst relative errors of an operator's output and gradient, if it has one."""
     with multiplying(precision):
         problem = OPERATORS[name](_Numbers(device), dtype_of(precision))
         actual = problem.operator(*problem.inputs)

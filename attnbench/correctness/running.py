@@ -1,9 +1,8 @@
 """Running of the doctor's checks, on a GPU in as many processes as there are cores.
 
-Nearly all of the time on a GPU is compiling, a kernel for each width, precision and layout. So every check runs as a
-whole in some worker process, and the doctor's process, which prints them in their order, only waits: it hands out the
-next check as soon as a worker is free, in `_urgency`. Training steps are taken again by the doctor's process at the
-end, when every worker has ended: that is the one thing that is timed.
+Most of the time on a GPU is compiling kernels for each width, precision and layout, so worker processes run the checks
+in the order of `_urgency`, and this process prints them in theirs. First training steps, which are timed, are taken
+again at the end, when all workers have ended.
 """
 
 import os
@@ -40,19 +39,19 @@ SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
 VOCABULARY_SIZE, BATCH_SIZE, LENGTH = 256, 8, 256
 
 EXPECTED: dict[tuple[str, str, int], Computed] = {}
-"""Results of definitions in a worker process, see `run`: it may get further checks of the same mixer."""
+"""Results of definitions in a worker process, which may get further checks of a mixer; see `run`."""
 
 WORKER_MIB = 2048
-"""Device memory for each worker, most of it what CUDA itself takes."""
+"""Device memory for each worker, most of it CUDA's own."""
 
 
 def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int], Computed]) -> None:
-    """Fill in a check's errors or its failure; one that is refused stays as it is.
+    """Fill in the errors or the failure of a check that is not refused.
 
     Args:
         expected: results of definitions by mixer, case and length; missing ones are added.
     """
-    # Whatever a kernel or its compiler raises is what is looked for here: it is reported, and the others still run.
+    # Any exception of a kernel or its compiler is a finding.
     try:
         if check.refusal:
             return
@@ -70,7 +69,7 @@ def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int],
         else:
             check.seconds = first_step_seconds(check.mixer, device)
     except Exception as error:
-        # A mixer may refuse the value that a case gives to its option.
+        # A mixer may refuse an option of a case.
         if check.case.options and isinstance(error, UserError) and not isinstance(error, ReturnError):
             check.refusal = str(error)
         else:
@@ -103,18 +102,18 @@ def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str,
     if key not in expected:
         expected[key] = by_definition(mixer, LENGTH_IN_PIECES)
     pieces = by_state(mixer, LENGTH_IN_PIECES, check.precision)
-    # Each by itself: a few wrong steps do not show in the whole.
+    # Each by itself: a few wrong steps would not show in the whole.
     parts = expected[key].output_BTD.split([piece.shape[1] for piece in pieces], dim=1)
     largest = worst(relative_error(piece, part) for piece, part in zip(pieces, parts, strict=True))
     check.errors = [Error("output_error", largest, TOLERANCES[check.precision], {})]
 
 
 def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
-    """Measure a small model from its weights to the end of its first training step, as attnbench train takes it on this
-    device: compiled on CUDA, with the kernels that are in the compilers' caches.
+    """Time a small model's first training step as attnbench train takes it: compiled on CUDA, with the compilers'
+    caches.
 
     Args:
-        settings: with the backend that shall run.
+        settings: with a resolved backend.
     """
     precision, is_compiled = resolve_precision("auto", device.type), device.type == "cuda"
     if is_compiled:
@@ -139,8 +138,10 @@ def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
 
 
 def run_all(checks: Sequence[Check], device: torch.device) -> Generator[Check, None, None]:
-    """Run the checks, in workers where there is a GPU and a second core, and yield them in their order, first steps
-    last; on a GPU each of these is taken once before, so that what is timed finds its kernels compiled."""
+    """Run the checks, in workers with a GPU and a second core, and yield them in order, first steps last.
+
+    On a GPU each first step is taken once before, so that its kernels are compiled when it is timed.
+    """
     timed = [check for check in checks if check.kind == "first step"]
     others = [check for check in checks if check.kind != "first step"]
     num_processes = num_workers(device)
@@ -161,7 +162,6 @@ def run_all(checks: Sequence[Check], device: torch.device) -> Generator[Check, N
 def _run_in_workers(
     checks: Sequence[Check], num_yielded: int, device: torch.device, num_processes: int
 ) -> Iterator[Check]:
-    """Run all, and yield the first `num_yielded` in their order."""
     urgency = _urgency(checks)
     items = sorted(((index, check, device) for index, check in enumerate(checks)), key=lambda item: urgency[item[0]])
     done: dict[int, Check] = {}
@@ -180,35 +180,34 @@ def _run_in_workers(
 
 
 def _urgency(checks: Sequence[Check]) -> list[tuple[int, ...]]:
-    """Return the places of checks in the order of running, the first the least.
+    """Return sort keys of checks in the order of running.
 
-    The longest comes first, so that none is left over at the end: steps of whole models, then a library that tries its
-    launches, then what has kernels to compile. Checks of one operator at one width share most of their kernels, so they
-    come far apart: the second finds in the compiler's cache what it would otherwise compile beside the first.
+    The longest come first: steps of whole models, then fla, which tunes its launches, then kernels to compile. Checks
+    that share kernels come far apart, so that the second finds them in the compiler's cache.
     """
     seen, places = Counter(), []
     for check in checks:
         key = (_family(check), check.kind, check.case.head_width, check.precision, check.backend)
         places.append((check.kind != "first step", check.backend == "torch", check.backend != "fla", seen[key]))
-        # One that is refused compiles nothing.
+        # A refused check compiles nothing.
         seen[key] += not check.refusal
     return places
 
 
 def _family(check: Check) -> str:
-    """Name the class below Mixer that a check's mixer comes from; an operator by itself is a family of its own."""
+    """Return the name of the operator, or of the mixer's base class below Mixer."""
     if check.kind == "operator":
         return check.name
     try:
         classes = resolve(check.mixer.target, Mixer).__mro__
     except UserError:
-        # What is wrong with it the check itself says.
+        # The check reports the error.
         return check.name
     return classes[classes.index(Mixer) - 1].__name__
 
 
 def num_workers(device: torch.device) -> int:
-    """Return how many processes may run checks at a time: a core and WORKER_MIB of the GPU for each; 0 on a CPU."""
+    """Return the number of worker processes, with a core and WORKER_MIB of the GPU each; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     free_mib = torch.cuda.mem_get_info(device)[0] // 2**20
@@ -216,7 +215,6 @@ def num_workers(device: torch.device) -> int:
 
 
 def run_in_worker(item: tuple[int, Check, torch.device]) -> Check:
-    """Run a check, and return it with its errors."""
     _, check, device = item
     run(check, device, EXPECTED)
     return check

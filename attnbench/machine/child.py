@@ -1,4 +1,4 @@
-"""A child process that is asked over a pipe."""
+"""Child process that answers questions over a pipe."""
 
 import multiprocessing
 import os
@@ -14,32 +14,32 @@ from typing import Any
 from attnbench.settings.registry import TRUSTED, trust
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-"""Environment variable with the GPUs that a process sees, by index or by UUID."""
+"""Environment variable with the GPUs that a process sees, by index or UUID."""
 
 
 class Child:
-    """Process that answers questions over a pipe; it may build the classes that this process may.
+    """Process that answers questions over a pipe; it trusts the same classes as this process.
 
     Args:
-        serve: runs in the child with its end of the pipe, and ends when that is closed.
-        given: arguments of `serve` behind the pipe, which can be sent to another process.
-        daemon: ended by multiprocessing when this process ends.
-        gpu: the GPU that alone it sees, as CUDA_VISIBLE_DEVICES names it; None: those that this process sees.
+        serve: runs in the child with its end of the pipe until that is closed.
+        given: further arguments of `serve`, which can be pickled.
+        daemon: ended by multiprocessing with this process.
+        gpu: the only visible GPU, as in CUDA_VISIBLE_DEVICES; None: those of this process.
     """
 
     def __init__(self, serve: Callable[..., None], *given: Any, daemon: bool = False, gpu: str | None = None) -> None:
-        # Spawned, not forked: a fork of a process with threads can hang in either.
+        # Spawned: a fork of a process with threads can hang.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         arguments = (serve, theirs, frozenset(TRUSTED), given)
         self.process: BaseProcess = context.Process(target=_begin, args=arguments, daemon=daemon)
-        # In its environment from the beginning: what it loads may ask CUDA for devices before any line of ours runs.
+        # Set before it starts: what it imports may ask CUDA for devices.
         with _environment_variable(VISIBLE_GPUS, gpu), _without_the_program():
             self.process.start()
         theirs.close()
 
     def send(self, question: Any) -> None:
-        """Send a question; a child that is dead says so when its answer is read."""
+        """Send a question; `receive` finds out if the child is dead."""
         with suppress(ConnectionError):
             self.connection.send(question)
 
@@ -58,28 +58,26 @@ class Child:
             raise EOFError from None
 
     def exit_code(self) -> int:
-        """Wait for the end of the process."""
         self.process.join()
         return self.process.exitcode or 0
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM and close the pipe: a child that has saved, or is done, must not wait for another question."""
+        """Send SIGTERM, and close the pipe so that the child does not wait for another question."""
         self.process.terminate()
         self.connection.close()
 
     def kill(self) -> None:
-        """End the process now, and with it, where it leads a group, the processes that it has started."""
+        """Kill the process and, if it leads a group, the processes that it has started."""
         assert self.process.pid is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        # One that does not lead a group, or not yet.
+        # If it does not lead a group, or not yet.
         self.process.kill()
         self.process.join()
 
 
 @contextmanager
 def _environment_variable(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable inside, unless its value is None."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
@@ -94,10 +92,9 @@ def _environment_variable(name: str, value: str | None) -> Iterator[None]:
 
 @contextmanager
 def _without_the_program() -> Iterator[None]:
-    """Hide the program of this process from a child that starts inside, unless a trusted class is defined in it.
+    """Hide the main program from a child that starts inside, unless a trusted class is defined there.
 
-    multiprocessing would have the child run the program's file first. A program without a main guard would start
-    itself again, and one from standard input has no file.
+    multiprocessing has the child run the program's file first: without a main guard it would start itself again.
     """
     program = sys.modules["__main__"]
     if any(name.startswith("__main__.") for name in TRUSTED):
@@ -116,7 +113,7 @@ def _begin(serve: Callable[..., None], connection: Connection, trusted: frozense
 
 
 def cause_of_death(exit_code: int | None) -> str:
-    """Describe the end of a process; `exit_code` as multiprocessing and subprocess give it."""
+    """Describe the end of a process by its exit code, negative for a signal."""
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")

@@ -1,4 +1,4 @@
-"""A call recorded as a CUDA graph and then replayed, for launch-bound work."""
+"""Calls recorded as CUDA graphs and replayed, for launch-bound work."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -12,32 +12,30 @@ Result = TypeVar("Result")
 
 
 class CapturedCall(Generic[Result]):
-    """Function of tensors whose first calls run as they are, after which it is recorded and then replayed.
+    """Function of tensors on the current CUDA device: first calls run eagerly, then it is recorded and replayed.
 
-    On the current CUDA device. The result of a call is overwritten by the next one. Each combination of its inputs'
-    shapes has a recording; all share the memory of the largest.
+    A call overwrites the result of the one before. Each combination of input shapes has a recording; all share memory.
 
     Args:
-        function: reads nothing from the device. Tensors that it uses besides its inputs are used at their addresses: a
-            change in place shows at the next call, a new tensor does not.
-        others_ask: threads besides this one, as NCCL's watchdog, ask the device meanwhile, and may.
+        function: reads nothing from the device. It uses other tensors at their addresses: a change in place shows at
+            the next call, a new tensor does not.
+        others_ask: other threads, such as NCCL's watchdog, may query the device meanwhile.
 
     Raises:
-        ValueError: inputs of more than MAX_SHAPES combinations of shapes.
+        ValueError: more than MAX_SHAPES combinations of shapes.
     """
 
     MAX_SHAPES = 8
     NUM_WARMUP = 3
-    """Ordinary calls before the first recording, in which kernels are loaded and libraries allocate their workspaces;
-    further shapes have one."""
+    """Eager calls before the first recording, which load kernels and allocate workspaces; further shapes have one."""
 
     def __init__(self, function: Callable[..., Result], *, others_ask: bool = False) -> None:
         self.function, self.num_calls = function, 0
         self.mode = "thread_local" if others_ask else "global"
-        # Work warmed up on the default stream cannot be recorded. One stream: each has separate memory.
+        # Not the default stream, which cannot be recorded; one stream, as each has separate memory.
         self.stream = torch.cuda.Stream()
         self._recordings: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Result] | None] = {}
-        """By the shapes of the inputs; None: called once."""
+        """By input shapes; None: called once."""
 
     def __call__(self, *inputs: Tensor) -> Result:
         self.num_calls += 1
@@ -66,7 +64,7 @@ class CapturedCall(Generic[Result]):
         kept = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
         with collected():
-            # A graph has separate memory: the rest of the ordinary calls in the allocator would double the peak.
+            # A graph has separate memory: cached blocks of eager calls would double the peak.
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             pool = next((recording[0].pool() for recording in self._recordings.values() if recording), None)
@@ -77,8 +75,7 @@ class CapturedCall(Generic[Result]):
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Collect garbage now and none inside: a graph that is garbage may not be freed while another is recorded, which
-    CUDA then gives up."""
+    """Collect garbage now and none inside: freeing a graph while another is recorded makes CUDA fail."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

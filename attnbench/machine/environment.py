@@ -1,4 +1,4 @@
-"""Environment of a run: device, libraries, driver and commit as its rows name them, and servers in reach."""
+"""Environment of a run (device, libraries, driver, commit), and reachable servers."""
 
 import hashlib
 import importlib.metadata
@@ -13,6 +13,7 @@ import threading
 import tomllib
 import urllib.error
 import urllib.request
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -20,28 +21,25 @@ from typing import Any
 import torch
 
 UNTIMED = ("commit", "dirty", "platform", "python", "cpu_capability")
-"""Entries of an environment that a speed does not depend on, or is compared across: several commits are flagged."""
+"""Entries of an environment that do not separate timings; several commits are flagged."""
 LOWERED = "ATEN_CPU_CAPABILITY"
-"""Environment variable that has torch use fewer instructions than the processor has."""
+"""Environment variable that restricts the instructions that torch uses."""
 
 KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the GPU or the processor, as tables print it."""
+    """Return the name of the GPU or the processor for tables."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    models = (line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name"))
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{next(models, platform.processor() or platform.machine())} ({torch.get_num_threads()} threads)"
 
 
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def environment(device: torch.device, root: Path) -> dict[str, Any]:
-    """Return everything that a number depends on besides its settings; no environment variables of the user."""
+    """Return everything that a number depends on besides settings, without the user's environment variables."""
     commit, dirty = source_commit(root)
     stamp: dict[str, Any] = {
         "device": device_name(device),
@@ -51,7 +49,7 @@ def environment(device: torch.device, root: Path) -> dict[str, Any]:
         **{library: _version(library) for library in KERNEL_LIBRARIES},
         "commit": commit,
         "dirty": dirty,
-        # The widest instructions that torch uses: they decide speed, last digits and, of a seed, the initial weights.
+        # The widest instructions of torch decide speed, last digits and a seed's initial weights.
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
     if device.type == "cuda":
@@ -67,26 +65,25 @@ def environment(device: torch.device, root: Path) -> dict[str, Any]:
 
 
 def machine(device: torch.device, root: Path) -> dict[str, Any]:
-    """Return the entries of `environment` that identify what is timed: the device and the libraries.
+    """Return the entries of `environment` that identify a timing: device and libraries.
 
-    The processor's own instructions follow from its name, so the hashes of timed cells leave them out; they are an
-    entry where `LOWERED` asks for fewer.
+    The processor's name implies its instructions; they are an entry only if LOWERED restricts them.
     """
     return timed_entries(environment(device, root), is_lowered=device.type == "cpu" and LOWERED in os.environ)
 
 
 def timed_entries(stamp: dict[str, Any], *, is_lowered: bool) -> dict[str, Any]:
-    """Return the entries of a stamp that `machine` gives on its machine.
+    """Return the entries of a stamp that `machine` gives where it was made.
 
     Args:
-        is_lowered: `LOWERED` asked for fewer instructions there.
+        is_lowered: LOWERED restricted the instructions there.
     """
     names = {*stamp} - {*UNTIMED} | ({"cpu_capability"} if is_lowered else set())
     return {name: value for name, value in stamp.items() if name in names}
 
 
 def environment_id(stamp: dict[str, Any]) -> str:
-    """Return eight hex digits of a stamp, for the rows; the stamp itself stands in the run's environment.json."""
+    """Return eight hex digits of a stamp for rows; the run's environment.json has the stamp."""
     return hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -98,7 +95,7 @@ def _version(library: str) -> str | None:
 
 
 def _driver(device: torch.device) -> dict[str, str]:
-    """Return driver and clocks as nvidia-smi reads them; empty where there is no nvidia-smi."""
+    """Return driver and clocks by nvidia-smi; empty without it."""
     query = ("driver_version", "clocks.max.sm", "clocks.max.mem")
     command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
     try:
@@ -119,7 +116,7 @@ def _assembler_version() -> str | None:
 
 
 def is_checkout(root: Path) -> bool:
-    """Return whether a folder holds the source of attnbench, rather than the packages that are installed there."""
+    """Return whether a folder is a checkout of attnbench, and not a folder of installed packages."""
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,10 +124,12 @@ def is_checkout(root: Path) -> bool:
     return project == "attnbench"
 
 
+@cache
 def source_commit(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of attnbench's source, and whether files differ from it; None where `root` is no checkout.
+    """Return the commit of attnbench's source and whether files differ from it, asked once in a process.
 
-    From git, or from a file COMMIT where there is no git (then whether files differ is not known: None).
+    From git, or from a file COMMIT where there is no git (then whether files differ is not known: None). None for a
+    folder that is no checkout.
     """
     if not is_checkout(root):
         return None, None
@@ -143,10 +142,9 @@ def source_commit(root: Path) -> tuple[str | None, bool | None]:
 
 
 def commit_of(path: Path) -> tuple[str, str] | None:
-    """Return the first commit that has the present content of a file, under whatever name, and its date.
+    """Return the first commit with the present content of a file, under any name, and its date.
 
-    Of the repository that the file lies in, tracked or not; None where it lies in none, where no commit has it, and in
-    a shallow clone, whose first commit has all files.
+    None outside a repository, if no commit has it, and in a shallow clone, whose first commit has all files.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
@@ -162,37 +160,33 @@ def commit_of(path: Path) -> tuple[str, str] | None:
 
 
 def _git(root: Path, *words: str) -> str:
-    """Return the answer of git about the repository whose top folder is `root`."""
     if not (root / ".git").exists():
         raise FileNotFoundError(root / ".git")
-    # Variables such as GIT_DIR, which git sets for its hooks, name another repository; so may a folder above.
+    # Variables such as GIT_DIR, which git sets for hooks, name another repository; so may a folder above.
     kept = {name: x for name, x in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")}
     command, variables = ["git", "-C", str(root), *words], kept | {"GIT_CEILING_DIRECTORIES": str(root.parent)}
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=variables).stdout.strip()
 
 
 def answers(url: str, limit_seconds: float) -> bool:
-    """Return whether anything answers a request for `url` within the limit, the look-up of its name included.
-
-    Goes through the proxy that the environment names, as the real request would.
-    """
+    """Return whether `url` answers within the limit, including the look-up of its name and the user's proxy."""
     answered = threading.Event()
 
     def ask() -> None:
         try:
             urllib.request.urlopen(url, timeout=limit_seconds).close()
         except urllib.error.HTTPError as error:
-            # An error of the server is an answer too.
+            # The server has answered.
             error.close()
         except urllib.error.URLError as error:
-            # A certificate that Python does not know may still be known to the program that will do the work.
+            # The program that does the work may know a certificate that Python does not.
             if not isinstance(error.reason, ssl.SSLError):
                 return
         except (OSError, ValueError, HTTPException):
             return
         answered.set()
 
-    # Looking up a name knows no timeout and can take minutes, so a thread that nobody waits for does it.
+    # In a thread: looking up a name has no timeout and can take minutes.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(limit_seconds)
@@ -200,15 +194,13 @@ def answers(url: str, limit_seconds: float) -> bool:
 
 
 def has_netrc_key(host: str) -> bool:
-    """Return whether the user's netrc file (NETRC, ~/.netrc or ~/_netrc, the first there is) has a key for `host`."""
+    """Return whether the user's netrc file (the first of NETRC, ~/.netrc, ~/_netrc) has a key for `host`."""
     names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    # A user without a home folder keeps the ~, and has no such file.
     for path in map(Path, map(os.path.expanduser, names)):
         if path.exists():
             try:
                 entry = netrc.netrc(path).authenticators(host)
             except (netrc.NetrcParseError, OSError):
-                # A file that nobody can read logs nobody in.
                 return False
             return entry is not None and bool(entry[2])
     return False

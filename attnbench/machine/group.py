@@ -1,7 +1,4 @@
-"""Processes of one host that train one model together: they agree on words, and add up tensors.
-
-Words are host integers and go through gloo; tensors through NCCL on GPUs and through gloo on a CPU.
-"""
+"""Processes of one host that train one model: they agree on integers (by gloo) and sum tensors (by NCCL on GPUs)."""
 
 import atexit
 import os
@@ -23,19 +20,16 @@ from attnbench.machine.ranks import Ranks
 from attnbench.settings.errors import UserError, memory_reason, one_line
 
 STEP_TIMEOUT = timedelta(minutes=30)
-"""Longest wait for another rank's part of a step, the first of which may compile, and of rank 0 for any other.
-
-A rank that has ended closes its connections, which ends the wait at once.
-"""
+"""Longest wait for another rank in a step, which may compile, and of rank 0 for the others. A rank that ends closes
+its connections, which ends the wait at once."""
 WORD_TIMEOUT = timedelta(days=30)
-"""Longest wait for a word of rank 0, which meanwhile validates and evaluates."""
+"""Longest wait for rank 0, which meanwhile validates and evaluates."""
 BUCKET_ELEMENTS = 2**22
-"""Least number of elements that are added up in one call: enough to hide its latency, and few enough for a block of 12
-layers of 768 to be under way while the next one's backward pass runs."""
+"""Least elements of one reduction: enough to hide its latency, few enough to overlap with the backward pass."""
 LOOK_SECONDS = 2e-4
-"""Time between two looks at the device, and at the other processes, while the host waits for the device."""
+"""Time between two queries of the device and the other processes while the host waits."""
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
-"""Phrases of gloo's errors where that has happened."""
+"""Phrases in gloo's errors when a rank has ended."""
 
 
 class LostError(UserError):
@@ -49,19 +43,19 @@ class Group:
         device_type: cuda or cpu; on cuda each rank has the GPU of its number.
 
     Attributes:
-        is_lost: a rank has ended, or has left the others within a step: nothing can be agreed on any more.
+        is_lost: a rank has ended or left within a step; agreement is impossible.
     """
 
     def __init__(self, ranks: Ranks, device_type: str) -> None:
         self.rank, self.size = ranks.rank, ranks.size
         self.backend = "nccl" if device_type == "cuda" else "gloo"
         self.is_lost = False
-        # All ranks are on this host, whose name need not resolve, and whose other interfaces may have a firewall.
+        # The host's name need not resolve, and other interfaces may have a firewall.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         device = None
         if device_type == "cuda":
             device = torch.device("cuda", self.rank)
-            # Kernels, graphs and NCCL take the current device.
+            # For kernels, graphs and NCCL.
             torch.cuda.set_device(device)
         try:
             dist.init_process_group(self.backend, timeout=STEP_TIMEOUT, device_id=device)
@@ -75,7 +69,7 @@ class Group:
         self._others = [process_id for process_id in process_ids if process_id != os.getpid()]
 
     def agree(self, *words: int) -> list[int]:
-        """Return the largest of all ranks' words, each of 63 bits, and not before every rank has given its own.
+        """Return the maxima of all ranks' integers of 63 bits, once every rank has given its own.
 
         Raises:
             LostError: a rank has ended.
@@ -89,17 +83,16 @@ class Group:
     def adding_up(self, tensor: Tensor, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Replace a tensor, and the gradients of the backward pass inside, by their sums over all ranks.
 
-        Gradients are sent off in buckets, in the order in which the backward pass completes them, while it goes on; in
-        the same order on every rank, as all have the same model. Sums are equal to the bit on each rank. The work can
-        be captured in a CUDA graph.
+        Buckets of gradients are sent during the backward pass, in its order, which is the same on every rank. Sums are
+        bit-equal on all ranks. The work can be captured in a CUDA graph.
 
         Raises:
-            LostError: a rank has ended; on GPUs only where the host waits for it.
+            LostError: a rank has ended; on GPUs only when the host waits.
         """
         bucket, under_way = [tensor], []
 
         def send() -> None:
-            # Together, and not as one flat tensor, which would have to be written and read back.
+            # Coalesced; one flat tensor would have to be written and read back.
             with self._watched():
                 under_way.append(self._tensors.allreduce_coalesced(bucket))
             bucket.clear()
@@ -126,7 +119,7 @@ class Group:
                     work.wait()
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank those of rank 0.
+        """Give every rank the tensors of rank 0.
 
         Raises:
             LostError: a rank has ended.
@@ -136,19 +129,18 @@ class Group:
                 dist.broadcast(tensor, src=0)
 
     def wait(self, device: torch.device) -> None:
-        """Wait for the work that the device was given, as long as all ranks live.
+        """Wait for the device while all ranks live; on a CPU the host has waited already.
 
         Raises:
             LostError: a rank has ended.
         """
-        # On a CPU the host has waited already.
         if device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
             self.wait_until(done.query)
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for work in which a rank that has ended is missing: NCCL would wait for ever.
+        """Wait for work of all ranks; NCCL alone would wait for ever for one that has ended.
 
         Raises:
             LostError: a rank has ended.
@@ -175,18 +167,16 @@ class Group:
             raise self._lost("has ended" if has_ended else f"does not answer ({one_line(error)})") from error
 
     def _leave(self) -> None:
-        # Of a group that has lost a rank nobody answers any more.
         if not self.is_lost:
             dist.destroy_process_group()
         elif self.backend == "nccl":
-            # A kernel that waits for the lost rank would keep this process from ending.
+            # A kernel that waits for the lost rank would block the exit.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 
 
 def _lives(process_id: int) -> bool:
-    """Tell if a process of this host has not ended; one that has may be a zombie still."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -194,12 +184,7 @@ def _lives(process_id: int) -> bool:
 
 
 def device_type_of(name: str, ranks: Ranks) -> str:
-    """Return cuda or cpu, the type of device that the setting `device` gives every rank.
-
-    Raises:
-        UserError: it names one GPU, or there are fewer GPUs than ranks, or of several kinds: what is timed stands under
-            one name.
-    """
+    """Return cuda or cpu, the type of every rank's device."""
     device = resolve_device(name)
     if device.type == "cpu":
         return device.type
@@ -216,5 +201,5 @@ def device_type_of(name: str, ranks: Ranks) -> str:
 
 @cache
 def join(ranks: Ranks, device_type: str) -> Group:
-    """Make the group of this process, once: a sweep's jobs share it. Waits for all ranks."""
+    """Make the group of this process once, for all jobs of a sweep; waits for all ranks."""
     return Group(ranks, device_type)

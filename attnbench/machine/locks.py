@@ -1,4 +1,4 @@
-"""Locks: timed work has a GPU alone, other work shares it; one process at a time writes into a folder."""
+"""Locks: timed work has a GPU alone, other work shares it; one process writes into a folder."""
 
 import fcntl
 import logging
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from attnbench.settings.errors import UserError
 
 if TYPE_CHECKING:
-    # What only asks who holds a folder needs no torch, which takes longer to load than to ask.
+    # Loading torch takes longer than asking who holds a folder.
     import torch
 
 log = logging.getLogger(__name__)
@@ -22,12 +22,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def device_lock(device: "torch.device", *, shared: bool) -> Iterator[None]:
-    """Wait until the GPU is free, and hold it inside; the lock ends with the process, however that ends.
-
-    A CPU has no lock: other programs use it anyway.
+    """Wait until the GPU is free, and hold it inside, until the process ends at the latest. A CPU has no lock.
 
     Args:
-        shared: side by side with others that share; otherwise alone, as for everything that reports a speed.
+        shared: together with others that share; otherwise alone, as for every reported speed.
     """
     if device.type == "cpu":
         yield
@@ -36,7 +34,7 @@ def device_lock(device: "torch.device", *, shared: bool) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except PermissionError:
-        # Another user's file: a lock needs no more than reading.
+        # Another user's file; reading is enough for a lock.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -51,7 +49,7 @@ def device_lock(device: "torch.device", *, shared: bool) -> Iterator[None]:
 
 
 def lock_path(device: "torch.device") -> Path:
-    """Return the lock's file, one for each physical device of this machine, whatever index a process sees it under."""
+    """Return the lock file of a physical device, whatever index a process knows it by."""
     import torch
 
     return Path(tempfile.gettempdir()) / f"attnbench-{torch.cuda.get_device_properties(device).uuid}.lock"
@@ -59,16 +57,15 @@ def lock_path(device: "torch.device") -> Path:
 
 @contextmanager
 def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Hold a folder that exists, so that no other process records in it.
+    """Hold a folder that exists, so that no other process writes into it. Not reentrant.
 
-    The operating system frees the lock with the process that held it, however that ended: the text of a dead owner in
-    the file blocks nobody. Not reentrant: the same process would wait for itself.
+    The operating system frees the lock when the process ends; the text of a dead owner in the file does not block.
 
     Args:
-        waits: for another process to be done with the folder; otherwise that is an error.
+        waits: for another process that holds the folder; otherwise that is an error.
 
     Raises:
-        UserError: another process holds it; the message says which.
+        UserError: another process holds it.
         OSError: the file system cannot be written, or has no locks.
     """
     path = folder / ".lock"
@@ -79,7 +76,7 @@ def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
         os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()} since {started}\n".encode())
         yield
     finally:
-        # While it is held: a process that waits then sees that the name means another file, or none.
+        # While it is held: a waiting process then sees that the path is another file, or none.
         if _is_at(descriptor, path):
             with suppress(OSError):
                 path.unlink()
@@ -87,7 +84,6 @@ def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
 
 
 def _locked(path: Path, waits: bool) -> int:
-    """Return a descriptor that holds the lock of the file at `path`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
@@ -110,7 +106,6 @@ def _locked(path: Path, waits: bool) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
@@ -118,9 +113,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def folder_holder(folder: Path) -> str:
-    """Return who holds a folder, in words; empty where nobody does. Writes nothing.
+    """Describe the process that holds a folder; empty if there is none. Writes nothing.
 
-    A lock that a process of another host has written counts as held: nobody here can ask if it still runs.
+    The lock of another host counts as held: whether its process still runs is unknown.
     """
     try:
         descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

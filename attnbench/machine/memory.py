@@ -1,4 +1,4 @@
-"""Memory of this process as Linux counts it: its peak, a cap on it, and the share that the C library keeps."""
+"""Memory of this process on Linux: its peak, a cap, and what the C library keeps."""
 
 import ctypes
 import platform
@@ -12,7 +12,7 @@ PROCESS = Path("/proc/self")
 
 
 def reset_resident_peak() -> float | None:
-    """Count `resident_peak_mib` anew from here on; return the MiB resident now, None where that is not possible."""
+    """Restart `resident_peak_mib`; return the MiB resident now, None if that is not possible."""
     try:
         (PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -21,23 +21,23 @@ def reset_resident_peak() -> float | None:
 
 
 def resident_peak_mib() -> float:
-    """Return the most MiB resident since `reset_resident_peak`."""
+    """Return the peak of resident MiB since `reset_resident_peak`."""
     return _entry_mib(PROCESS / "status", "VmHWM")
 
 
 @contextmanager
 def memory_capped(cap_mib: float | None) -> Iterator[None]:
-    """Make an allocation past the cap fail inside, instead of the system ending the process later.
+    """Make allocations past the cap fail inside, before the system kills the process.
 
-    Private memory counts; shared libraries and files mapped for reading do not.
+    Counts private memory; not shared libraries and files mapped for reading.
 
     Args:
-        cap_mib: beyond the present memory of the process; None for no cap.
+        cap_mib: beyond the present memory of the process; None: no cap.
     """
     if cap_mib is None:
         yield
         return
-    # Imported here: only Unix has it.
+    # Only Unix has it.
     import resource
 
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -50,13 +50,13 @@ def memory_capped(cap_mib: float | None) -> Iterator[None]:
 
 
 def available_mib() -> float | None:
-    """Return the MiB that the system can still give without swapping; None where it does not say."""
+    """Return the MiB available without swapping; None if unknown."""
     path = Path("/proc/meminfo")
     return _entry_mib(path, "MemAvailable") if path.exists() else None
 
 
 def check_free(num_bytes: int, what: str) -> None:
-    """Raise UserError where the system cannot give so much: it would end this process, or another, without a word."""
+    """Raise UserError if the memory is not available: the system would kill a process without a message."""
     available, needed = available_mib(), num_bytes / 2**20
     if available is not None and needed > available:
         raise UserError(f"{what} take {needed:,.0f} MiB of memory, and {available:,.0f} are free; give a smaller model")
@@ -71,17 +71,14 @@ def _entry_mib(path: Path, name: str) -> float:
 
 
 def return_freed_memory() -> None:
-    """Have glibc return every large block when it is freed, so that the resident set is the memory in use.
-
-    With another C library nothing changes.
-    """
+    """Have glibc return large blocks when they are freed, so that the resident set is the memory in use."""
     if _is_glibc():
         mmap_threshold = -3
         ctypes.CDLL(None).mallopt(mmap_threshold, 2**16)
 
 
 def trim() -> None:
-    """Have glibc return the freed memory that it keeps."""
+    """Have glibc return freed memory that it keeps."""
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 

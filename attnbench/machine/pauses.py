@@ -1,21 +1,20 @@
-"""Time in which the process was suspended: by Ctrl-Z, a batch system, a container or a virtual machine's host."""
+"""Suspensions of the process by Ctrl-Z, a batch system, a container or a virtual machine's host."""
 
 import threading
 import time
 from typing import Self
 
 BEAT_SECONDS = 1.0
-"""Time between two looks at the clock."""
+"""Time between two readings of the clock."""
 
 LEAST_SECONDS = 5.0
-"""Shortest gap between two looks that is a pause; in a shorter one the machine may only have been busy."""
+"""Shortest gap between two readings that is a pause; in a shorter one the machine may have been busy."""
 
 
 class Pauses:
-    """A clock that stands still while this process does not run at all, inside a `with`.
+    """Clock that stops while this process is suspended, inside a `with`.
 
-    A thread looks at the clock every BEAT_SECONDS. A busy machine still runs it within LEAST_SECONDS; a process that is
-    suspended does not, whichever way it was suspended.
+    A thread reads the clock every BEAT_SECONDS; a busy machine still runs it within LEAST_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -37,11 +36,11 @@ class Pauses:
             self.clock()
 
     def clock(self) -> float:
-        """Return the seconds since some moment without all pauses, also one that ended before the thread looked."""
+        """Return the seconds since some moment, without pauses."""
         with self._lock:
             now = time.perf_counter()
             gap, self._last = now - self._last, now
             if gap >= LEAST_SECONDS:
-                # Up to a beat of it was work.
+                # Up to a beat of the gap was work.
                 self._seconds += gap - BEAT_SECONDS
             return now - self._seconds

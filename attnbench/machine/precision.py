@@ -1,4 +1,4 @@
-"""Precisions of the arithmetic: their names, their dtypes, and contexts that compute in them."""
+"""Precisions: their names, dtypes, and contexts that compute in them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from attnbench.settings.errors import UserError
 
 
 def resolve_precision(name: str, device_type: str, setting: str = "train.precision") -> str:
-    """Return the precision: `auto` is bfloat16 on CUDA and float32 on a CPU; TF32 exists on CUDA alone.
+    """Return the precision: `auto` is bfloat16 on CUDA and float32 on a CPU; only CUDA has TF32.
 
     Args:
-        setting: the user's name of it, for the message.
+        setting: its name, for the message.
     """
     if name == "tf32" and device_type != "cuda":
         raise UserError(f"{setting}=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
@@ -20,18 +20,17 @@ def resolve_precision(name: str, device_type: str, setting: str = "train.precisi
 
 
 def resolve_compile(compiled: bool | None, device_type: str) -> bool:
-    """Return whether to compile: as the settings say or, with None, on CUDA."""
     return compiled if compiled is not None else device_type == "cuda"
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Return the dtype of tensors in this precision: TF32 is a way to multiply float32."""
+    """Return the dtype of tensors in this precision; TF32 multiplies float32 tensors."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
 
 
 @contextmanager
 def multiplying(precision: str) -> Iterator[None]:
-    """Multiply float32 in TF32 inside where the precision is tf32, otherwise in float32."""
+    """Multiply float32 tensors in TF32 if that is the precision, otherwise in float32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -42,7 +41,7 @@ def multiplying(precision: str) -> Iterator[None]:
 
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Run forward passes inside in this precision: autocast for halves, TF32 products only where they are named."""
+    """Run forward passes in this precision: autocast for half precisions, TF32 products only if named."""
     dtype = dtype_of(precision)
     is_half = dtype != torch.float32
     with multiplying(precision), torch.autocast(device.type, torch.bfloat16 if not is_half else dtype, enabled=is_half):

@@ -1,7 +1,6 @@
-"""Items worked off by child processes: by several at once, or a new one for each item.
+"""Items processed by child processes: by several at once, or by a new process for each.
 
-A child that dies is an outcome. Warnings of workers are logged by the parent too. Children end with their parent,
-however that ends.
+A child that dies is an outcome. The parent logs warnings of its workers. Children end with their parent.
 """
 
 import logging
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 STOP_SECONDS = 60.0
-"""Longest wait for workers to save their work when the whole is interrupted, or their parent has died."""
+"""Longest wait for workers to save when the parent is interrupted or has died."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -41,15 +40,12 @@ class Outcome(Generic[Item]):
     item: Item
     seconds: float
     error: str | None
-    """None where the function returned."""
+    """None if the function returned."""
     result: Any = None
-    """Value that the function returned."""
 
 
 @dataclass(slots=True, frozen=True)
 class _Warning:
-    """Line that a worker sends before it is done."""
-
     line: str
 
 
@@ -65,7 +61,7 @@ class _Worker(Generic[Item]):
         self.child.send(item)
 
     def outcome(self) -> tuple[Outcome[Item] | None, bool]:
-        """Return the outcome of the item, None where the worker only sent a warning; and whether it lives."""
+        """Return the outcome, None for a warning, and whether the worker lives."""
         try:
             answer, is_alive = self.child.receive(), True
             if isinstance(answer, _Warning):
@@ -79,10 +75,7 @@ class _Worker(Generic[Item]):
 
 
 class IdleWorkers:
-    """Processes of `run_in_processes` that have nothing to do, for its next calls; left as a context, they end.
-
-    A process takes seconds to import torch, and more on a GPU to load its libraries and kernels.
-    """
+    """Idle processes of `run_in_processes` for its next calls: importing torch and loading kernels takes seconds."""
 
     def __init__(self) -> None:
         self._children: dict[Any, list[Child]] = {}
@@ -94,13 +87,12 @@ class IdleWorkers:
         self.end()
 
     def take(self, kind: Any) -> Child | None:
-        """Return one that was started for the same, if there is one."""
         children = self._children.get(kind, [])
         while children:
             child = children.pop()
             if child.process.is_alive():
                 return child
-            # It has died since, for want of memory say: the next item is none of its outcomes.
+            # It has died since.
             _end(child, is_alive=False)
         return None
 
@@ -108,7 +100,7 @@ class IdleWorkers:
         self._children.setdefault(kind, []).append(child)
 
     def end(self) -> None:
-        """End all, so that nothing of them is in the way of what is timed."""
+        """End all, so that timed work is undisturbed."""
         for child in (child for children in self._children.values() for child in children):
             _end(child, is_alive=True)
         self._children.clear()
@@ -127,31 +119,29 @@ def run_in_processes(
 ) -> Generator[Outcome[Item], None, None]:
     """Call `function(item)` for every item in other processes, and yield outcomes as they come.
 
-    A worker that dies is an outcome with an error, and another takes its place. Interrupted (Ctrl-C, SIGTERM, SIGHUP)
-    or closed, it asks the workers to stop, waits until they have saved, and raises on. The caller closes it, see
-    `contextlib.closing`: an exception of the caller would otherwise leave the workers running.
+    A worker that dies is an outcome with an error, and is replaced. When interrupted or closed it asks the workers to
+    stop and waits until they have saved. The caller must close it, see `contextlib.closing`: otherwise an exception of
+    the caller leaves the workers running.
 
     Args:
-        function, items: a function of a module and plain data, which can be sent to another process, as can its result.
-            A deque is emptied, and the caller may add to it between two outcomes.
-        num_workers: processes at a time.
+        function, items: a function of a module and plain data; they and the result are pickled. The caller may add to a
+            deque of items between two outcomes.
+        num_workers: simultaneous processes.
         log: file of their output.
-        num_threads: of torch in each; None leaves torch's number.
-        fresh: a new process for each item, so that nothing of one is left when the next begins.
-        idle: workers of former calls, which are taken before others are started and come back at the end; None: those
-            of this call end with it.
-        gpus: names, as CUDA_VISIBLE_DEVICES has them, that the workers are spread over, each seeing its own alone;
-            none: all see what this process sees.
+        num_threads: of torch in each; None: torch's default.
+        fresh: a new process for each item.
+        idle: workers of former calls to reuse, to which they return; None: workers end with the call.
+        gpus: GPUs by their names in CUDA_VISIBLE_DEVICES, one for each worker in turn; empty: all that are visible.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     idle = None if fresh else idle
     waiting, workers = items if isinstance(items, deque) else deque(items), []
-    # A worker that takes the place of another takes its GPU.
+    # A worker takes over the GPU of the one that it replaces.
     free: deque[str | None] = deque(gpus[index % len(gpus)] if gpus else None for index in range(num_workers))
     try:
         while waiting or workers:
             while waiting and len(workers) < num_workers:
-                # A worker whose start is interrupted half way would be known to nobody.
+                # A worker whose start is interrupted would be lost.
                 with _signals_held():
                     kind = (function, log, num_threads, free[0])
                     child = idle.take(kind) if idle is not None else None
@@ -175,16 +165,11 @@ def run_in_processes(
                         _end(worker.child, is_alive)
                 yield outcome
     finally:
-        # Empty unless something ended this early.
         _stop([worker.child for worker in workers])
 
 
 def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path, num_threads: int) -> None:
-    """Call `function(item)` in a new process; see run_in_processes.
-
-    Raises:
-        UserError: it failed there.
-    """
+    """Call `function(item)` in a new process; see run_in_processes."""
     with closing(
         run_in_processes(function, [item], num_workers=1, log=log, num_threads=num_threads, fresh=True)
     ) as outcomes:
@@ -195,7 +180,7 @@ def run_alone(function: Callable[[Item], Any], item: Item, *, log: Path, num_thr
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Keep interrupts waiting until the block is left; a process that starts inside holds them too, see `_serve`."""
+    """Block signals inside; a process that starts there unblocks them in `_serve`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -204,7 +189,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _end(child: Child, is_alive: bool) -> None:
-    """Let a process leave when nothing more can come; processes that a dead one had started are ended with it."""
+    """End an idle process; with a dead one, kill the processes that it had started."""
     child.connection.close()
     child.exit_code()
     if not is_alive:
@@ -212,7 +197,7 @@ def _end(child: Child, is_alive: bool) -> None:
 
 
 def _stop(children: Sequence[Child]) -> None:
-    """Ask them to stop, and end those that have not done so in STOP_SECONDS."""
+    """Ask them to stop, and kill them after STOP_SECONDS."""
     for child in children:
         child.ask_to_stop()
     deadline = time.monotonic() + STOP_SECONDS
@@ -223,13 +208,13 @@ def _stop(children: Sequence[Child]) -> None:
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num_threads: int | None) -> None:
-    """Run a worker: items in, warnings and then an error or a result out, until the other end closes."""
-    # In a separate session Ctrl-C on the terminal reaches the parent alone, which then asks it to stop, once.
+    """Run a worker: read items, and send warnings and then an error or a result, until the other end closes."""
+    # In a separate session: Ctrl-C reaches only the parent, which asks the worker to stop once.
     os.setsid()
     descriptor = os.open(unlinked_log(Path(log)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())
-    # Also where the parent ignores a terminal that closes: here it means that the parent has died.
+    # Here SIGHUP means that the parent has died, also if the parent ignores it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = multiprocessing.parent_process()
@@ -246,24 +231,23 @@ def _serve(connection: Connection, function: Callable[[Any], Any], log: str, num
                 connection.send(_answer_of(function, connection.recv()))
     finally:
         if not parent.is_alive():
-            # Nobody else ends the processes that this one has started.
+            # Nothing else ends the processes that this one has started.
             os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """Wait until the parent has died; then stop this process, as the parent would have."""
+    """Wait until the parent has died, then stop this process as the parent would have."""
     parent.join()
     main_thread = threading.main_thread().ident
     assert main_thread is not None
-    # To the thread that Python handles signals in: it may be waiting for a lock, which a signal ends. One that cuts no
-    # save short, where the parent had asked for a stop before it died.
+    # To the main thread, whose wait for a lock a signal ends. A SIGHUP interrupts no save that has begun.
     signal.pthread_kill(main_thread, signal.SIGHUP)
     time.sleep(STOP_SECONDS)
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
 class _ToParent(logging.Handler):
-    """Handler that sends warnings to the parent and prints them on standard error, which is the worker's log."""
+    """Handler that sends warnings to the parent and prints them in the worker's log."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(logging.WARNING)
@@ -271,7 +255,6 @@ class _ToParent(logging.Handler):
         self.setFormatter(OneLine("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a line."""
         line = self.format(record)
         print(line, file=sys.stderr, flush=True)
         with suppress(OSError):
@@ -279,7 +262,6 @@ class _ToParent(logging.Handler):
 
 
 def _answer_of(function: Callable[[Any], Any], item: Any) -> tuple[str | None, Any]:
-    """Call the function; return its error in one line or None, and its result."""
     try:
         return None, function(item)
     except Interrupted as interruption:

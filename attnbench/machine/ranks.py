@@ -1,4 +1,4 @@
-"""Ranks of the processes that torchrun starts to train one model together, as its environment variables say them."""
+"""Rank of this process among those that torchrun starts to train one model, from environment variables."""
 
 import os
 import sys
@@ -10,20 +10,19 @@ from attnbench.settings.errors import UserError
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 OTHERS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables of torchrun, which belong together."""
+"""Environment variables of torchrun."""
 WAY_OUT = "torchrun --nproc_per_node=N sets them all; unset WORLD_SIZE for one process"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Ranks:
-    """One process among those of a training; that of rank 0 does all but its share of each step."""
+    """One process of a training; rank 0 does everything but the others' shares of a step."""
 
     rank: int
     size: int
 
     @property
     def follows(self) -> bool:
-        """True of every rank but 0."""
         return self.rank > 0
 
 
@@ -31,11 +30,7 @@ ALONE = Ranks(rank=0, size=1)
 
 
 def ranks_here() -> Ranks:
-    """Read them; `ALONE` where WORLD_SIZE is not set, or is 1.
-
-    Raises:
-        UserError: the variables do not fit together, or are of several hosts.
-    """
+    """Read the variables; ALONE if WORLD_SIZE is not set or 1."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return ALONE
     missing = [name for name in (*NUMBERS, *OTHERS) if not os.environ.get(name)]
@@ -56,7 +51,7 @@ def ranks_here() -> Ranks:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Lose all that is printed inside: of several processes rank 0 alone speaks. `speak` is heard all the same."""
+    """Print nothing inside, except by `speak`: only rank 0 prints."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w") as null:
         sys.stdout = sys.stderr = null
@@ -67,5 +62,5 @@ def silent() -> Iterator[None]:
 
 
 def speak(text: str) -> None:
-    """Print a line, or lines, on the standard error that the process was started with."""
+    """Print on the standard error that the process was started with."""
     print(text, file=sys.__stderr__, flush=True)

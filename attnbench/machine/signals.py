@@ -1,4 +1,4 @@
-"""Stops by Ctrl-C, SIGTERM or a terminal that closes, at once or after a save; streams that may go away."""
+"""Stops by Ctrl-C, SIGTERM or SIGHUP, at once or after a save; output streams that may be closed."""
 
 import io
 import os
@@ -18,17 +18,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Lasting:
-    """Stream of text that turns to the null device once it cannot be written to: no message is worth ending the work.
-
-    Args:
-        stream: its target until then.
-    """
+    """Text stream that continues to the null device once it cannot be written to: no message should end the work."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write or lose it."""
         try:
             return self.stream.write(text)
         except OSError:
@@ -36,7 +31,6 @@ class Lasting:
             return len(text)
 
     def flush(self) -> None:
-        """Write or lose the content of the buffer."""
         try:
             self.stream.flush()
         except OSError:
@@ -47,7 +41,7 @@ class Lasting:
 
 
 def lose(stream: TextIO) -> None:
-    """Lead the stream to the null device: the content of its buffer goes there too, without another error."""
+    """Redirect the stream, with the content of its buffer, to the null device."""
     with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -56,12 +50,9 @@ def lose(stream: TextIO) -> None:
 
 @contextmanager
 def answering() -> Iterator[TextIO]:
-    """Yield standard output for text that is the purpose of a command, and write its buffer before it ends.
+    """Yield standard output for a command's result, and flush it at the end.
 
-    Where the reader of a pipe has seen enough, what is left of the block is passed by.
-
-    Raises:
-        UserError: it cannot be written to.
+    The block is left when the reader of a pipe has closed it.
     """
     output: Any = sys.stdout
     while isinstance(output, Lasting):
@@ -77,14 +68,11 @@ def answering() -> Iterator[TextIO]:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Make standard output and standard error `Lasting` inside; their buffers are written before it ends.
-
-    A character that the encoding of standard output lacks is written as a question mark.
-    """
+    """Make standard output and standard error `Lasting` inside; characters that their encoding lacks become "?"."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     before = sys.stdout, sys.stderr
-    # A process that was started without one has None there.
+    # None in a process that was started without one.
     lasting: list[Any] = [Lasting(stream or open(os.devnull, "w", encoding="utf-8")) for stream in before]  # noqa: SIM115
     sys.stdout, sys.stderr = lasting
     try:
@@ -96,9 +84,9 @@ def lasting_streams() -> Iterator[None]:
 
 
 def heard() -> list[signal.Signals]:
-    """Return those of SIGNALS that mean a stop here: not the closed terminal that `nohup` has the process ignore.
+    """Return the signals that stop this process: all of SIGNALS except a SIGHUP that `nohup` ignores.
 
-    None in a thread other than the main one: Python handles signals there alone, and lets no other set a handler.
+    None outside the main thread, where Python allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return []
@@ -107,16 +95,16 @@ def heard() -> list[signal.Signals]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Raise `Interrupted` with this message at a signal inside, and again at the end where a library lost it.
+    """Raise `Interrupted` with this message at a signal inside, and again at the end if a library swallowed it.
 
-    A library that was in the middle of something, loading tensors or itself, may turn any exception into another error,
-    or lose it; its result is not to be trusted then. In a thread other than the main one nothing changes, see `heard`.
+    A library that is interrupted may raise another error or none; its result is not to be trusted. Outside the main
+    thread nothing changes, see `heard`.
     """
     came: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
         if came and number == signal.SIGHUP:
-            # Both the shell and the system report a closed terminal; the end that has begun must not be cut short.
+            # The shell and the system both report a closed terminal.
             return
         came.append(number)
         raise Interrupted(message, 128 + number)
@@ -137,14 +125,15 @@ def interruptible(message: str) -> Iterator[None]:
 
 @contextmanager
 def ending_in_one_line(interrupted: str = "interrupted; the same command starts over") -> Iterator[None]:
-    """Around a script that Hydra does not run: what users can do something about, and a signal, end it without a
-    traceback, which HYDRA_FULL_ERROR=1 shows as it does for the others.
+    """End a script without a traceback after an error that the user can mend, and after a signal.
+
+    HYDRA_FULL_ERROR=1 shows tracebacks.
 
     Args:
-        interrupted: said after a signal.
+        interrupted: message after a signal.
 
     Raises:
-        SystemExit: 1 after what is `errors.mendable`, 128 and its number after a signal.
+        SystemExit: 1 after an error that is `errors.mendable`, 128 plus its number after a signal.
     """
     try:
         with lasting_streams(), interruptible(interrupted):
@@ -160,31 +149,30 @@ def ending_in_one_line(interrupted: str = "interrupted; the same command starts 
 
 
 class StopRequest:
-    """Request to stop, set by any of the signals; training checks it between two steps, saves and stops.
+    """Request to stop, set by a signal; training checks it between two steps, saves and stops.
 
-    Before there is anything to save, and in the function of `unless_stopped`, a signal ends the work at once. A second
-    signal ends the process, and a line says from where the same command goes on.
+    Before there is anything to save, and inside `unless_stopped`, a signal ends the work at once. A second signal ends
+    the process with a message from where the same command goes on.
 
     Args:
-        announced: a line at once says that it will stop; of several processes not all are to say so.
+        announced: print a line at the signal.
     """
 
     def __init__(self, *, announced: bool = True) -> None:
         self.signal: int | None = None
         self.announced = announced
         self.saves = False
-        """True where a stop waits for a save: a first step may compile for minutes, and ends without loss."""
+        """A stop waits for a save; not in a first step, which may compile for minutes."""
         self.saved_steps: dict[Path, int] = {}
-        """Last step that is on the disk, of each training by its folder."""
+        """Last saved step of each training, by its folder."""
         self._only_reads = False
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Handle the signals inside the block, and restore their handlers after it.
+        """Handle the signals inside.
 
         Raises:
-            Interrupted: something failed after a signal. Ctrl-C reaches every process of the terminal, and a compiler
-                that it ends is no error of the run.
+            Interrupted: something failed after a signal: Ctrl-C also ends a compiler's process, say.
         """
         before = {number: signal.getsignal(number) for number in heard()}
         for number in before:
@@ -192,7 +180,7 @@ class StopRequest:
         try:
             yield self
         except (UserError, OSError):
-            # A save that failed is more important than the stop.
+            # A failed save matters more than the stop.
             raise
         except Exception as error:
             if self.signal is None:
@@ -204,7 +192,7 @@ class StopRequest:
 
     def _request(self, number: int, frame: Any) -> None:
         if self.signal is not None:
-            # Both the shell and the system report a closed terminal: that is no impatience.
+            # The shell and the system both report a closed terminal.
             if number == signal.SIGHUP:
                 return
             self._say_lost(number)
@@ -221,16 +209,16 @@ class StopRequest:
         start = f"from step {steps[0]}" if steps and steps[0] else "from the start"
         start = start if len(steps) < 2 else f"from what each training has saved, the first {start}"
         words = f"{signal.Signals(number).name} again: ended at once, and what was not saved is lost"
-        # The first signal may have come while a line was written: then there is no second one.
+        # The first signal may have come while a line was written.
         with suppress(RuntimeError):
             if self.announced:
                 print(f"\n{words}; the same command goes on {start}", file=sys.stderr, flush=True)
 
     def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
-        """Return the result of `measure`; None where a stop was requested before it, or while it ran.
+        """Return the result of `measure`, None if a stop was requested before or meanwhile.
 
-        A signal cuts it off anywhere, so that nobody waits minutes for it: it may only read, and the caller restores
-        its temporary changes, such as a model's mode.
+        A signal interrupts it anywhere: it may only read, and the caller restores temporary changes, such as a model's
+        mode.
         """
         if self.signal is not None:
             return None
@@ -240,13 +228,12 @@ class StopRequest:
             self._only_reads = False
         except BaseException:
             self._only_reads = False
-            # Any exception: a library may have turned the interruption into another one.
+            # Any exception: a library may have raised another one at the interruption.
             if self.signal is None:
                 raise
             return None
-        # Where a library has lost the interruption, the value is not to be trusted.
+        # If a library swallowed the interruption, the value is not to be trusted.
         return value if self.signal is None else None
 
     def interruption(self, message: str) -> Interrupted:
-        """Return the exception to raise once everything is saved."""
         return Interrupted(message, 128 + (self.signal or signal.SIGINT))

@@ -1,4 +1,4 @@
-"""Time on the device, peak memory, and running out of memory as a value, in a capped child too."""
+"""Time on the device, peak memory, and running out of memory as a value, also in a capped child process."""
 
 import gc
 import signal
@@ -21,20 +21,19 @@ from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.settings.errors import memory_reason
 
 MINIMUM_REPEATS = 3
-"""Smallest number of repeats, however long one takes: with fewer a median means nothing."""
+"""Fewest repeats for a median, however long one takes."""
 
 BUFFER_BYTES = 2**28
-"""Size of the buffer that clears caches: several times the last-level cache of any GPU."""
+"""Buffer that clears caches, several times any GPU's last-level cache."""
 
 MAX_TIMES_BEFORE = 256
-"""Largest number of repeats of the work before a timed call: a call that itself waits for the device is always late."""
+"""Most repeats of the work before a timed call; a call that itself waits for the device is always late."""
 
 OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""Ends of a process that is out of memory without torch noticing: by the system, or in a library that does not check
-the address from malloc."""
+"""Signals that end a process out of memory, from the system or in a library that does not check malloc."""
 
 UNKNOWN_PEAK = "this system does not say how much memory a process held at most"
-"""Reason of a row where `PeakMemory` has no number."""
+"""Reason in a row without a peak."""
 
 Value = TypeVar("Value")
 
@@ -62,17 +61,16 @@ def time_repeats(
 ) -> Times:
     """Time single calls: between two events on a CUDA device, by the host's clock on a CPU.
 
-    Nothing waits for the device between two calls, so that a call's launches overlap with the one before, as in
-    training. Fresh inputs, where they matter, are up to the function.
+    Nothing waits for the device between two calls: launches overlap with the call before, as in training.
 
     Args:
-        warmup: calls before the first that counts, at least 1: the last of them says how long a call takes.
-        repeats: calls that count, at most.
-        max_seconds: where those would take longer there are fewer, though never fewer than MINIMUM_REPEATS.
-        prepare: called before each of them, and not timed, though it counts among those seconds.
-        before: the same, after `prepare`: work that keeps a CUDA device busy while the host queues the call. Where the
-            device is done with it earlier, it would be timed waiting for the host: such a call does not count, and is
-            made again behind twice as many. It must cost the host less than the device.
+        warmup: calls before the first timed one, at least 1; the last tells how long a call takes.
+        repeats: most timed calls.
+        max_seconds: limit of all timed calls, though there are at least MINIMUM_REPEATS.
+        prepare: called before each, not timed.
+        before: called after `prepare`, not timed: work that keeps a CUDA device busy while the host queues the call.
+            If the device finishes it too early, the call is repeated behind twice as much. It must cost the host less
+            than the device.
     """
     if warmup < 1:
         raise ValueError(f"warmup={warmup}: at least 1")
@@ -137,13 +135,9 @@ def _by_clock(
 
 
 def matrix_product_ceiling(device: torch.device, precision: str) -> float:
-    """Return the TFLOP/s of one large square matrix product on this device in a precision: the ceiling of a step.
-
-    Args:
-        precision: "float32", "tf32", "bfloat16" or "float16".
-    """
+    """Return the TFLOP/s of one large square matrix product: the ceiling of a step in this precision."""
     size, dtype = 8192 if device.type == "cuda" else 1024, dtype_of(precision)
-    # Random entries: a GPU multiplying zeros draws less power and clocks higher than it ever does in training.
+    # Random entries: multiplying zeros, a GPU draws less power and clocks higher than in training.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2))
     with multiplying(precision):
@@ -152,7 +146,7 @@ def matrix_product_ceiling(device: torch.device, precision: str) -> float:
 
 
 def copy_ceiling(device: torch.device) -> float:
-    """Return the GB/s read and written by one large copy on this device: the ceiling of memory-bound work."""
+    """Return the GB/s read and written by one large copy: the ceiling of memory-bound work."""
     num_bytes = 2**30 if device.type == "cuda" else 2**26
     source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -161,10 +155,7 @@ def copy_ceiling(device: torch.device) -> float:
 
 
 class ColdCaches:
-    """Clearing of a CUDA device's caches before a timed call, by a buffer larger than the last-level cache.
-
-    On a CPU it does nothing.
-    """
+    """Clear a CUDA device's caches by writing a larger buffer; on a CPU do nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty(BUFFER_BYTES if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
@@ -174,14 +165,10 @@ class ColdCaches:
 
 
 class PeakMemory:
-    """Peak memory from here on, above the present.
-
-    On CUDA that is the memory that the allocator has reserved on the device, CUDA-graph pools too; on a CPU the
-    resident set of this process, as Linux counts it.
+    """Peak memory from here on, above the present: on CUDA reserved memory with graph pools, on a CPU the resident set.
 
     Args:
-        of_tensors: on CUDA count what tensors take in place of what is reserved: of a call beside large tensors of
-            others, where it may fit between what they leave of the allocator's segments.
+        of_tensors: on CUDA count tensors instead: beside large tensors a call may fit into segments reserved before.
     """
 
     def __init__(self, device: torch.device, *, of_tensors: bool = False) -> None:
@@ -191,12 +178,12 @@ class PeakMemory:
             self.baseline_mib = self._device_mib()
         else:
             gc.collect()
-            # Memory that the allocator keeps of former work would stand in the baseline.
+            # Otherwise memory that the allocator keeps would count in the baseline.
             trim()
             self.baseline_mib = reset_resident_peak()
 
     def mib(self) -> float | None:
-        """Return the MiB so far; None where the system does not say."""
+        """Return the MiB so far; None if unknown."""
         if self.baseline_mib is None:
             return None
         return (self._device_mib() or resident_peak_mib()) - self.baseline_mib
@@ -209,17 +196,13 @@ class PeakMemory:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class OutOfMemory:
-    """Result of a function that did not fit."""
+    """Result of a function that did not fit, with the allocator's message."""
 
     reason: str
-    """One line, as the allocator says it."""
 
 
 def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
-    """Call `function`; where memory runs out return an `OutOfMemory`, and hold nothing of the attempt any more.
-
-    Any other error is raised.
-    """
+    """Call `function`; if memory runs out, free everything of the attempt and return an `OutOfMemory`."""
     try:
         return function()
     except (MemoryError, RuntimeError) as error:
@@ -227,7 +210,7 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
         if reason is None:
             raise
         _clear_frames(error)
-    # Outside of the except block, where the interpreter itself still holds the exception.
+    # Outside of the except block, which holds the exception.
     forget_compiled()
     gc.collect()
     if torch.cuda.is_initialized():
@@ -236,7 +219,6 @@ def attempt(function: Callable[[], Value]) -> Value | OutOfMemory:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drop the local variables of every frame that the exception, or one that led to it, has passed."""
     todo, seen = [error], set()
     while todo:
         one = todo.pop()
@@ -247,13 +229,11 @@ def _clear_frames(error: BaseException) -> None:
 
 
 class CappedChild:
-    """Child process whose memory is capped, and which answers questions until one does not fit.
-
-    Then a new process goes on: an answer that does not fit ends only the child.
+    """Child process with capped memory that answers questions; one that does not fit ends only the child.
 
     Args:
         prepare: called in the child before its memory is capped; returns the function that answers.
-        cap_mib: memory that the child may allocate beyond that of `prepare`.
+        cap_mib: memory beyond that of `prepare`.
     """
 
     def __init__(self, prepare: Callable[[], Callable[..., Any]], cap_mib: int) -> None:
@@ -264,7 +244,7 @@ class CappedChild:
         """Return the answer, or an `OutOfMemory`.
 
         Raises:
-            RuntimeError: the child failed; its traceback is on standard error.
+            RuntimeError: the child failed; standard error has its traceback.
         """
         self._child = self._child or Child(_answer_capped, self.prepare, self.cap_mib, daemon=True)
         self._child.send(question)
@@ -276,13 +256,12 @@ class CappedChild:
                 raise RuntimeError(f"the process with capped memory ended with exit code {code}") from None
             answer = OutOfMemory(reason=f"the process was ended by {signal.Signals(-code).name}")
         if isinstance(answer, OutOfMemory):
-            # Remains of a failed allocation in some library must not show in the next answer.
+            # A failed allocation in some library must not affect the next answer.
             self.close()
             return OutOfMemory(reason=f"{answer.reason} (capped at {self.cap_mib} MiB)")
         return answer
 
     def close(self) -> None:
-        """End the child."""
         if self._child is not None:
             self._child.ask_to_stop()
             self._child.exit_code()

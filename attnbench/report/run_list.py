@@ -17,8 +17,7 @@ from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
 from attnbench.settings.errors import UserError, printable
-from attnbench.settings.runs import STATUSES, RunsSettings
-from attnbench.settings.schema import SELECTION_SEED
+from attnbench.settings.schema import SELECTION_SEED, STATUSES, RunsSettings
 
 MIB = 2**20
 HALF_A_YEAR = 183 * 86400

@@ -1,4 +1,1 @@
-"""Settings: fields, rules, errors, and the classes that may be built.
-
-Nothing here loads torch or Hydra, or knows where a value comes from.
-"""
+"""Settings: fields, rules, errors, and the classes that may be built; without torch and Hydra."""

@@ -1,7 +1,7 @@
-"""Rules of single settings: names, types and ranges; combinations.py has those of several.
+"""Rules of single settings: names, types and ranges; combinations.py has rules of several.
 
-One reader, `read`, turns a plain mapping into a dataclass of schema.py. Open groups (attn, eval, bench) have the
-signature of their class in place of a dataclass; `check_options` and `check_value` hold both to the same rules.
+`read` turns a plain mapping into a dataclass of schema.py. Open groups (attn, eval, bench) have the signature of their
+class instead of a dataclass; `check_options` and `check_value` check both.
 """
 
 import functools
@@ -20,7 +20,7 @@ Settings = TypeVar("Settings")
 MAX_NAME_CHARACTERS = 80
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-"""Kinds of parameters without a name; an option that a class from elsewhere takes by **kwargs is refused."""
+"""Parameters without a name: options by **kwargs are refused."""
 
 GIVEN_BY_MODEL = ("dim", "layer", "layer_index", "num_layers")
 """Parameters of a mixer that no yaml sets."""
@@ -33,16 +33,13 @@ def read(
     given: Mapping[str, Any] | None = None,
     hint: Callable[[str], str] = lambda name: "",
 ) -> Settings:
-    """Build a dataclass of settings from a plain mapping, by the types and ranges of its fields.
+    """Build a dataclass of settings from a plain mapping.
 
     Args:
-        values: by field, as yaml and JSON have them; for a field that is a dataclass itself, a mapping.
-        group: stands before the names in messages: "train" for train.batch_size.
+        values: by field, in types of yaml and JSON; a mapping for a field that is a dataclass.
+        group: prefix of names in messages: "train" for train.batch_size.
         given: fields that the program fills in; `values` may not name them.
         hint: end of the message about an unknown name.
-
-    Raises:
-        UserError: an unknown or missing name, a wrong type, or a value out of its range.
     """
     given, prefix = given or {}, f"{group}." if group else ""
     known = [name for name in _signature(cls)[0] if name not in given]
@@ -63,7 +60,7 @@ def _built(annotation: Any, value: Any, name: str) -> Any:
         return read(group, value, name) if isinstance(group, type) else value
     if annotation is not float:
         return value
-    # A whole number is a fine float; a file that says 2 and one that says 2.0 are one configuration.
+    # 2 and 2.0 are the same configuration.
     try:
         return float(value)
     except OverflowError:
@@ -71,10 +68,10 @@ def _built(annotation: Any, value: Any, name: str) -> Any:
 
 
 def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[str] = (), group: str = "attn") -> None:
-    """Raise UserError for an option that a constructor does not name, of a wrong type, or missing.
+    """Raise UserError for an option that is unknown to a constructor, of a wrong type, or missing.
 
     Args:
-        given: names that the caller passes besides.
+        given: names that the caller passes too.
     """
     parameters, hints = _signature(cls)
     prefix = f"{group}." if group else ""
@@ -90,7 +87,7 @@ def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[st
 
 
 def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") -> str:
-    """Return the message for a setting that does not exist, with those that do.
+    """Return the message for a setting that does not exist.
 
     Args:
         word: the override as given, train.num_step=5.
@@ -102,22 +99,21 @@ def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") 
 
 
 def _word(name: str, value: Any) -> str:
-    """Return NAME=VALUE, or the name of a group alone."""
     return name if isinstance(value, Mapping) else f"{name}={value}"
 
 
 @functools.cache
 def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
-    """Return the parameters that have a name, and their annotations."""
+    """Return the named parameters and their annotations."""
     parameters = inspect.signature(cls).parameters.items()
     named = {name: parameter for name, parameter in parameters if parameter.kind not in VARIABLE}
     return named, get_type_hints(cls.__init__)
 
 
-# Made once an annotation: rows of results are read by the ten thousand.
+# Cached: rows of results are read by the ten thousand.
 @functools.cache
 def _matcher(annotation: Any) -> Callable[[Any], bool]:
-    """Return the test if a yaml value fits an annotation; one that is not of plain types fits every value."""
+    """Return a predicate for yaml values of an annotation; annotations of other types accept everything."""
     if annotation in (bool, str, list, dict):
         return lambda value: isinstance(value, annotation)
     if annotation in (int, float):
@@ -159,7 +155,7 @@ def _described(annotation: Any) -> str:
 
 
 def check(settings: Any, prefix: str = "") -> None:
-    """Raise UserError for the first value outside what its field allows, naming setting, value and what is allowed."""
+    """Raise UserError for the first value that its field does not allow."""
     for entry in fields(settings):
         value, name = getattr(settings, entry.name), prefix + entry.name
         if is_dataclass(value):
@@ -171,14 +167,13 @@ def check(settings: Any, prefix: str = "") -> None:
 def check_value(
     name: str, value: Any, *, kind: Any = Any, distinct: bool = False, most: int | None = None, **allowed: Any
 ) -> None:
-    """Raise UserError for a value that is not allowed; null passes, and of a list every entry must be allowed.
+    """Raise UserError for a value that is not allowed; null is, and all entries of a list must be.
 
     Args:
-        kind: the type that it must have, such as list[int].
-        distinct: entries of a list or mapping: at least one, and none twice.
+        kind: required type, such as list[int].
+        distinct: a list or mapping must have entries, and none twice.
         most: entries at most.
-        allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`; `besides` is a number that is
-            allowed outside them.
+        allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`; `besides` is allowed too.
     """
     if value is None:
         return
@@ -206,12 +201,11 @@ def _problem(
     maximum: float | None = None,
     besides: float | None = None,
 ) -> str:
-    """Return the rule that a value breaks, empty for none."""
     if besides is not None and value == besides:
         return ""
     if choices is not None and value not in choices:
         return f"one of {', '.join(map(str, choices))}"
-    # Written as "not inside" so that NaN is refused too.
+    # "not inside", so that NaN is refused.
     if minimum is not None and not value >= minimum:
         return f"at least {minimum}" if besides is None else f"{besides} or at least {minimum}"
     if above is not None and not value > above:
@@ -230,7 +224,6 @@ def check_counts(group: str, minimum: int = 1, **values: Any) -> None:
 
 
 def check_name(setting_name: str, name: str) -> None:
-    """Raise UserError for a name that cannot be part of a folder's name."""
     if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or len(name) > MAX_NAME_CHARACTERS:
         raise UserError(
             f"{setting_name}={name}: must be letters, digits and _ . + -, at most {MAX_NAME_CHARACTERS}; folders are "
@@ -239,11 +232,10 @@ def check_name(setting_name: str, name: str) -> None:
 
 
 def check_outputs_dir(name: str) -> None:
-    """Raise UserError for an empty name."""
     if not name:
         raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
 
 
 def setting_of(word: str) -> str:
-    """Return the name in an override, `+GROUP.NAME=VALUE`."""
+    """Return GROUP.NAME of an override +GROUP.NAME=VALUE."""
     return word.lstrip("+~").partition("=")[0]

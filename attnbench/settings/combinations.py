@@ -1,4 +1,4 @@
-"""Rules of settings that are each allowed but impossible together: of a run, of a plan, of a launcher."""
+"""Rules for settings that must fit together: of a run, a plan, a launcher."""
 
 from pathlib import Path
 
@@ -9,14 +9,17 @@ from attnbench.settings.schema import (
     CORPORA,
     LOOKS,
     MAX_PAIRED,
+    PRUNED,
     SELECTION_SEED,
+    STATUSES,
     ComparisonSettings,
     PlanSettings,
     RunSettings,
+    RunsSettings,
 )
 
 LENGTHS = ("num_epochs", "num_steps", "num_tokens")
-"""Settings of train that say how long it is, of which one is given."""
+"""Settings of train of which exactly one is given."""
 
 GIVEN_BY_PLANS = {
     "train.learning_rate": "its rates from plan.learning_rates",
@@ -27,11 +30,10 @@ GIVEN_BY_PLANS = {
     "rerun": "rerun= beside plan=",
     "logger": "logger= beside plan=",
 }
-"""Settings of a training that a plan's overrides may not name, and where a comparison takes them from."""
+"""Settings that a plan's overrides may not name, and where a comparison takes them from."""
 
 
 def check_names(settings: RunSettings) -> None:
-    """Raise UserError for names that would lead a run's files somewhere else."""
     check_name("experiment", settings.experiment)
     check_name("attn", settings.mixer.name)
     check_name("model.name", settings.model.name)
@@ -40,7 +42,7 @@ def check_names(settings: RunSettings) -> None:
 
 
 def check_run(settings: RunSettings) -> None:
-    """Raise UserError for settings that are each allowed but impossible together."""
+    """Raise UserError for settings that do not fit together."""
     check_names(settings)
     check_outputs_dir(settings.outputs_dir)
     train, data = settings.train, settings.data
@@ -88,7 +90,6 @@ def check_run(settings: RunSettings) -> None:
 
 
 def check_launcher(settings: ComparisonSettings) -> None:
-    """Raise UserError for a launcher's settings that do not fit together."""
     if settings.launcher == "local":
         if not settings.wait:
             raise UserError("wait=false: needs launcher=slurm; what runs on this host ends with the command")
@@ -154,3 +155,17 @@ def check_plan(plan: PlanSettings) -> None:
         raise UserError(
             f"plan.reference=null: with more than {MAX_PAIRED} variants under plan.rank name the one to compare with"
         )
+
+
+def check_runs(settings: RunsSettings) -> None:
+    """Raise UserError for settings that do not fit together."""
+    for status in settings.filters().get("status", []):
+        if status not in STATUSES:
+            raise UserError(f"status={status}: must be one of {', '.join(STATUSES)}")
+    if settings.compare is not None:
+        if len(settings.compare) != 2:
+            raise UserError(f"compare={settings.compare}: must name two runs, compare=[A,B]")
+        if settings.prune is not None:
+            raise UserError(f"compare={settings.compare} with prune={settings.prune}: do one after the other")
+    if not settings.dry_run and settings.prune is None:
+        raise UserError(f"dry_run=false: removes nothing without prune=; it is one of {', '.join(PRUNED)}")

@@ -1,4 +1,4 @@
-"""Settings stored by earlier versions, in the words of this one."""
+"""Settings stored by earlier versions."""
 
 from dataclasses import replace
 
@@ -6,12 +6,11 @@ from attnbench.settings.registry import is_own
 from attnbench.settings.schema import MixerSettings
 
 GATES = {True: "silu", False: "none"}
-"""Words for `output_gate`, which was true or false."""
+"""`output_gate` was true or false."""
 
 
 def current_mixer(stored: MixerSettings) -> MixerSettings:
-    """Return a mixer's settings from a file as this version names them. A class from elsewhere may mean something else
-    by a word, and keeps its options."""
+    """Return a stored mixer in the words of this version; a class from outside attnbench keeps its options."""
     gate = stored.options.get("output_gate")
     if not is_own(stored.target) or not isinstance(gate, bool):
         return stored

@@ -1,4 +1,4 @@
-"""Errors that a user sees without a traceback, and one line for other exceptions that the user can mend."""
+"""Errors shown without a traceback, and one line for other exceptions that the user can mend."""
 
 import difflib
 import sys
@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_CHARACTERS = 2000
-"""Longest message; a longer one loses its middle, which is a value that the user gave."""
+"""Longest message; a longer one loses its middle."""
 
 
 def printable(text: str) -> str:
-    """Escape characters that a terminal would obey (escape sequences, line ends, direction marks)."""
+    """Escape characters that control a terminal (escape sequences, line ends, direction marks)."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class UserError(Exception):
-    """An error that the user can mend: one line that names the thing, says what is wrong with it and what to do.
+    """An error that the user can mend: one printable line with the setting or file, the fault and the remedy.
 
-    Its text is printable whatever values it names: a terminal obeys nothing in it.
+    All that reads settings, files or a device may raise it; docstrings name other errors.
     """
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class UserError(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean NAME?)" for an unknown name that is near a known one, otherwise nothing."""
+    """Return " (did you mean NAME?)" if a known name is similar, otherwise nothing."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
@@ -43,13 +43,11 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "[CUDA]: out of memory",
 )
-"""Phrases in a RuntimeError for want of memory: of torch's allocator on a CPU, of C++, and, outside torch's allocator
-on CUDA, of the driver, cuBLAS and Triton."""
+"""Phrases in a RuntimeError for lack of memory, of torch on a CPU, C++, the CUDA driver, cuBLAS and Triton."""
 
 
 def mendable(error: BaseException) -> str | None:
-    """Return one line for an error that the user can mend: a setting, a disk, too little memory. None for a fault of
-    ours."""
+    """Return one line for an error that the user can mend (a setting, the disk, memory); None for a bug."""
     if isinstance(error, UserError):
         return str(error)
     reason = memory_reason(error)
@@ -62,15 +60,12 @@ def mendable(error: BaseException) -> str | None:
 
 
 def memory_reason(error: BaseException) -> str | None:
-    """Return the line in which an exception, or the one that the compiler wrapped, says that memory ran out, or None.
-
-    Two sentences: that it did, and how much was requested. Torch's others are advice.
-    """
+    """Return the first two sentences in which an exception, or the one it wraps, says that memory ran out."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return memory_reason(inner)
     lines = str(error).strip().splitlines() or ["out of memory"]
-    # Torch's by its name: settings are read without torch.
+    # By name, as settings are read without torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _brief(lines[0])
     if not isinstance(error, RuntimeError):
@@ -84,18 +79,14 @@ def _brief(line: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class of an exception and the first line of its message; a UserError says all by itself."""
+    """Return the class of an exception and the first line of its message; of a UserError its message."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def line_beside(error: BaseException, module_name: str) -> str:
-    """Return file:line of an exception's last frame in the folder of a module; nothing where it has none there.
-
-    Args:
-        module_name: of the user's own class: what lies beside its file is the user's too.
-    """
+    """Return file:line of the last frame in the folder of a user's module; empty if there is none."""
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if file is None:
         return ""
@@ -106,13 +97,11 @@ def line_beside(error: BaseException, module_name: str) -> str:
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to stop and its state is saved.
-
-    No `Exception`, so that a sweep ends with it instead of going on to its next job.
+    """A signal asked the run to stop, and its state is saved. Not an `Exception`, so that it ends a sweep too.
 
     Args:
         message: what was saved, and how to go on.
-        exit_code: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM.
+        exit_code: 128 plus the signal.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

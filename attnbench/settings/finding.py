@@ -1,4 +1,4 @@
-"""Settings of a finding, a yaml of conf/finding: a published claim, what is run for it, and how it is decided."""
+"""Settings of a finding, a yaml of conf/finding: a published claim, its runs and its tests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from attnbench.settings.schema import MAX_VARIANTS, SELECTION_SEED, setting
 KINDS = ("reaches", "misses", "difference", "ratio", "window", "correlation")
 
 RANGES = {"accuracy": (0.0, 1.0), "symbol_accuracy": (0.0, 1.0), "string_accuracy": (0.0, 1.0), "solved": (0.0, 1.0)}
-"""Ends of the metrics that have some; the others are numbers above 0."""
+"""Ranges of bounded metrics; the others are above 0."""
 
 
 @dataclass(slots=True, kw_only=True)
 class VariantSettings:
-    """One variant of a finding: a mixer, what stands around it, and the rate it is scored at."""
+    """Variant of a finding, and its learning rates."""
 
     words: list[str]
-    """The rest of its command line, as a plan has it."""
+    """The rest of its command line, as in a plan."""
     rates: dict[str, list[float]] | None
-    """By probe, or by `training` for the language model: one, found on seeds that are not scored; several where the
-    claim is about the window of rates that work; null: not searched yet."""
+    """By probe, or `training` for the language model: one rate, found on seeds that are not scored, or several for a
+    claim about the window of rates; null: not searched yet."""
 
     @property
     def in_window(self) -> bool:
-        """True where it is trained at several rates."""
+        """True for a variant with several rates."""
         return any(len(grid) > 1 for grid in (self.rates or {}).values())
 
 
@@ -44,15 +44,15 @@ class ContrastSettings:
     kind: str = setting(choices=KINDS)
     variants: list[str] = field(metadata={"distinct": True})
     evaluation: str | None = None
-    """The one that measures the metric; null: the only one of the finding."""
+    """Evaluation with the metric; null: the finding's only one."""
     metric: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """The row: {"length": 100}. Of a correlation those of the scores."""
+    """Settings of the row, {"length": 100}."""
     threshold: float | None = None
     at_least: float | None = None
     at_most: float | None = None
     outside: bool = False
-    """The claim is that the figure lies beyond at_least and at_most, on either side."""
+    """The claimed figure lies beyond at_least and at_most."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,9 +60,8 @@ class PowerSettings:
     """Probability of PASS if the source's effect is true, by tools/simulate_findings.py."""
 
     scores: dict[str, list[float]]
-    """Mean and spread over seeds that are assumed of each score, normal and inside the metric's range: by variant, by
-    variant and metric ("softmax solved"), by variant and rate ("softmax-lr0.01"); or of the pairs that the state of
-    each width holds ("deltanet, width 16")."""
+    """Assumed mean and spread over seeds of each score: by variant, by variant and metric ("softmax solved"), by
+    variant and rate ("softmax-lr0.01"), or by width of the state ("deltanet, width 16")."""
     simulated: float | None = setting(None, minimum=0, maximum=1)
 
 
@@ -74,14 +73,14 @@ class FindingSettings:
     statement: str
     source: str
     setting: str
-    """The setting that showed it, and in what this one differs."""
+    """The source's setting, and how this one differs."""
     otherwise: str
-    """Sentence: what would have to be true for the other answer."""
+    """Sentence: what would be true for the other answer."""
     core: bool
     needs: list[str] = field(default_factory=list)
-    """Things that attnbench lacks for it, in words; empty where it can be run."""
+    """What attnbench lacks to run it; empty if it can be run."""
     minutes: dict[str, float | None]
-    """Type of device that decides it to its minutes of one; null: not measured."""
+    """Minutes by type of device; null: not measured."""
     evaluations: list[str] = field(metadata={"distinct": True})
     overrides: list[str]
     variants: dict[str, VariantSettings]
@@ -103,21 +102,17 @@ class FindingsSettings:
     num_workers: int = setting(1, minimum=1)
     devices: str = setting("one", choices=("one", "all"))
     stack: int | None = setting(1, minimum=1, maximum=1000)
-    """This and the two before it are the same as a plan's; None is auto."""
+    """As in a plan, like the two before; None is auto."""
     report: bool
     rerun: bool
     exported: str | None = None
     imported: str | None = None
-    """Folders with a folder a finding, as a published page of findings has them."""
+    """Folders with a folder for each finding, as a published page has them."""
     command: str
 
 
 def read_finding(name: str, values: Mapping[str, Any]) -> FindingSettings:
-    """Read a yaml of conf/finding.
-
-    Raises:
-        UserError: a setting that is unknown, missing or out of its range, or parts that do not fit together.
-    """
+    """Read a yaml of conf/finding."""
     where, parts = f"finding.{name}", {"variants": dict, "contrasts": list}
     for part, kind in parts.items():
         check_value(f"{where}.{part}", values.get(part, kind()), kind=kind)
@@ -137,14 +132,17 @@ def read_finding(name: str, values: Mapping[str, Any]) -> FindingSettings:
 
 
 def _check_finding(finding: FindingSettings) -> None:
-    """Raise UserError for a finding whose parts do not fit together."""
     where = f"finding.{finding.name}"
     check_name("finding", finding.name)
     check_value(f"{where}.minutes", list(finding.minutes), kind=list[str], choices=("cpu", "cuda"))
     if not finding.contrasts or not finding.variants:
         raise UserError(f"{where}.contrasts: a finding names variants, and at least one contrast of them")
     for name, variant in finding.variants.items():
-        _check_rates(f"{where}.variants.{name}.rates", variant, finding)
+        at = f"{where}.variants.{name}.rates"
+        for evaluation, grid in (variant.rates or {}).items():
+            check_value(f"{at}.{evaluation}", grid, distinct=True, most=MAX_VARIANTS, above=0)
+        if variant.in_window and len(finding.evaluations) > 1:
+            raise UserError(f"{at}={variant.rates}: several rates are of a finding of one evaluation")
     for index, contrast in enumerate(finding.contrasts):
         at = f"{where}.contrasts[{index}]"
         _check_contrast(at, contrast, finding.variants)
@@ -155,13 +153,6 @@ def _check_finding(finding: FindingSettings) -> None:
     unknown = [key for key in (finding.power.scores if finding.power else []) if not f"{key}\n".startswith(of_variants)]
     if unknown:
         raise UserError(f"{where}.power.scores: {min(unknown)} must be one of {', '.join(finding.variants)}")
-
-
-def _check_rates(where: str, variant: VariantSettings, finding: FindingSettings) -> None:
-    for name, grid in (variant.rates or {}).items():
-        check_value(f"{where}.{name}", grid, distinct=True, most=MAX_VARIANTS, above=0)
-    if variant.in_window and len(finding.evaluations) > 1:
-        raise UserError(f"{where}={variant.rates}: several rates are of a finding of one evaluation")
 
 
 def _check_contrast(where: str, contrast: ContrastSettings, variants: Mapping[str, VariantSettings]) -> None:
@@ -185,7 +176,7 @@ def _check_contrast(where: str, contrast: ContrastSettings, variants: Mapping[st
 
 
 def _check_limits(where: str, contrast: ContrastSettings, span: float) -> None:
-    """Refuse limits that no figure can pass, or that none can miss."""
+    """Refuse limits that no figure, or every figure, passes."""
     ranges = {"difference": (-span, span), "ratio": (0.0, float("inf")), "window": (0.0, float("inf"))}
     low, high = ranges.get(contrast.kind, (-1.0, 1.0) if contrast.kind == "correlation" else (0.0, 1.0))
     limits = {"at_least": contrast.at_least, "at_most": contrast.at_most}

@@ -1,7 +1,7 @@
 """Hybrids: different mixers in different layers, by a list of names with counts that is repeated over the depth.
 
-Their settings are one MixerSettings of the target HYBRID, whose options hold every mixer's own by its name. `layers_of`
-makes a list of it, one entry a layer, and from there on a hybrid is nothing but layers that differ.
+A hybrid is one MixerSettings of the target HYBRID, with the options of each mixer by its name. `layers_of` turns it
+into one mixer a layer.
 """
 
 import re
@@ -25,22 +25,17 @@ class Hybrid:
     """Schema of conf/attn/hybrid.yaml."""
 
     layers: list[str]
-    """Names of yamls of attn/, each with a count where it has several layers in a row: [gated_deltanet*3, window]."""
+    """Names of yamls of attn/, with a count for several layers in a row: [gated_deltanet*3, window]."""
     options: dict[str, dict[str, Any]]
-    """Options of each mixer by its name, in place of its yaml's; once read, all that it has, its `_target_` too."""
+    """Options of each mixer by its name that replace its yaml's; once read, all options and `_target_`."""
 
 
 def is_hybrid(settings: MixerSettings) -> bool:
-    """True where layers have mixers of their own."""
     return settings.target == HYBRID
 
 
 def pattern(layers: Sequence[str]) -> list[str]:
-    """Return the name of each layer's mixer, once through the list.
-
-    Raises:
-        UserError: an entry that is no name, or a count that is no number above 0.
-    """
+    """Return the mixers' names, once through the list."""
     names = []
     for word in layers:
         entry = re.fullmatch(r"([\w.-]+)(?:\*(\w+))?", word)
@@ -58,17 +53,13 @@ def pattern(layers: Sequence[str]) -> list[str]:
 
 
 MAX_COUNT = 1000
-"""Largest count of an entry."""
 
 
 def with_parts(settings: MixerSettings, yaml_of: Callable[[str], Mapping[str, Any]]) -> MixerSettings:
-    """Return a hybrid as a command line gives it, with all options of each of its mixers.
+    """Complete a command line's hybrid with all options of its mixers.
 
     Args:
-        yaml_of: a yaml of attn/ by its name, `_target_` and options.
-
-    Raises:
-        UserError: options of a mixer that is not in it, one that is still missing, or what `pattern` refuses.
+        yaml_of: returns `_target_` and options of a yaml of attn/.
     """
     options = {"options": {}, **settings.options}
     check_options(Hybrid, options)
@@ -90,13 +81,10 @@ def with_parts(settings: MixerSettings, yaml_of: Callable[[str], Mapping[str, An
 
 
 def each(settings: MixerSettings, change: Callable[[MixerSettings, str], MixerSettings]) -> MixerSettings:
-    """Return the settings with every mixer of a hybrid changed, or with the one that it is.
+    """Return the settings with every mixer changed: those of a hybrid, or the only one.
 
     Args:
-        change: function of a mixer's settings and of what stands before its options' names: "" or "options.window.".
-
-    Raises:
-        UserError: what `change` raises, the option named by its whole name.
+        change: function of a mixer's settings and of the prefix of its options, "" or "options.window.".
     """
     if not is_hybrid(settings):
         return change(settings, "")
@@ -109,7 +97,7 @@ def each(settings: MixerSettings, change: Callable[[MixerSettings, str], MixerSe
 
 
 def parts_of(settings: MixerSettings) -> dict[str, MixerSettings]:
-    """Return the settings of a hybrid's mixers by their names; of any other mixer, its own."""
+    """Return the settings of a hybrid's mixers, or of the only mixer, by name."""
     if not is_hybrid(settings):
         return {settings.name: settings}
     try:
@@ -123,11 +111,7 @@ def parts_of(settings: MixerSettings) -> dict[str, MixerSettings]:
 
 
 def layers_of(settings: MixerSettings, num_layers: int) -> list[MixerSettings]:
-    """Return one mixer's settings a layer: a hybrid's list over and over, or the same in every layer.
-
-    Raises:
-        UserError: the list does not divide the depth.
-    """
+    """Return the mixer of each layer."""
     if not is_hybrid(settings):
         return [settings] * num_layers
     parts, names = parts_of(settings), pattern(settings.options["layers"])
@@ -141,7 +125,7 @@ def layers_of(settings: MixerSettings, num_layers: int) -> list[MixerSettings]:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Inside, errors about an option of a mixer name the option of the hybrid that it is."""
+    """Name options in errors as options of the hybrid."""
     try:
         yield
     except UserError as error:
@@ -152,18 +136,18 @@ def naming(name: str) -> Iterator[None]:
 
 
 def classes_of(mixers: Sequence[MixerSettings]) -> str:
-    """Return the class of the layers' mixers for tables; of a hybrid those of each kind: GatedDeltaNet+Window."""
+    """Return the different classes of the layers' mixers for tables: GatedDeltaNet+Window."""
     return "+".join(dict.fromkeys(mixer.target.rpartition(".")[2] for mixer in mixers))
 
 
 def backends_of(mixers: Sequence[MixerSettings]) -> str:
-    """Return the layers' backend, or those of every layer where they differ: torch+torch+triton."""
+    """Return the layers' backend, or the backend of each layer if they differ: torch+torch+triton."""
     backends = [mixer.options["backend"] for mixer in mixers]
     return backends[0] if len(set(backends)) == 1 else "+".join(backends)
 
 
 def with_backends(mixers: Sequence[MixerSettings], backends: str) -> list[MixerSettings]:
-    """Return the layers with the backends that `backends_of` names."""
+    """Reverse `backends_of`."""
     each_one = backends.split("+")
     if len(each_one) == 1:
         each_one *= len(mixers)

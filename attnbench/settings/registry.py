@@ -1,8 +1,8 @@
-"""Registry of classes that a configuration or a checkpoint may construct.
+"""Classes that a configuration or a checkpoint may construct.
 
-A class under `attnbench.` may be named by anyone. A class elsewhere only by attn.path on the command line, or by a yaml
-in an attn/, eval/ or bench/ folder that the Python caller or the command line gave (`--config-dir`, or conf/ where it
-runs): all call `trust`, for the whole process and the workers that it starts. A checkpoint never extends that.
+A class under `attnbench.` is always allowed. A class elsewhere must be named by attn.path on the command line, or by a
+yaml of attn/, eval/ or bench/ in a folder that the caller gave (--config-dir, or conf/ in the working directory). These
+call `trust`, for the process and its workers; a checkpoint never does.
 """
 
 import importlib
@@ -19,24 +19,19 @@ from attnbench.settings.schema import MixerSettings
 Class = TypeVar("Class")
 
 TRUSTED: set[str] = set()
-"""Classes outside attnbench that this process may construct; only `trust` adds to them."""
+"""Classes outside attnbench that this process may construct; only `trust` adds to it."""
 
 
 def trust(targets: Iterable[str]) -> None:
-    """Allow classes outside attnbench from here on.
+    """Allow classes outside attnbench, module.Class or module:Class, that the user names in this command or call.
 
-    For names that a user gives here and now, as module.Class or module:Class: by their --config-dir, as attn.path on
-    the command line, or in a call. Never for names in a file that is read.
+    Never for names in other files.
     """
     TRUSTED.update(target.replace(":", ".") for target in targets)
 
 
 def resolve(target: str, base: type[Class]) -> type[Class]:
-    """Return the class named `target`, a subclass of `base`.
-
-    Raises:
-        UserError: a class that may not be constructed, does not exist, is no `base`, or lacks what that asks for.
-    """
+    """Return the class named `target`, a subclass of `base`."""
     class_name = target.rpartition(".")[2]
     module = import_module(target)
     cls = getattr(module, class_name, None)
@@ -52,22 +47,18 @@ def resolve(target: str, base: type[Class]) -> type[Class]:
 
 
 MODULE, FLA_LAYER = "attnbench.mixers.module.Module", "attnbench.mixers.fla_layer.FlaLayer"
-"""`_target_`s of the adapters, whose options name a class of somebody else."""
+"""`_target_`s of adapters, whose options name a class from elsewhere."""
 
 
 def class_named(mixer: MixerSettings) -> str:
-    """Return the class that a mixer's settings name: its target or, of an adapter, the layer that it holds."""
+    """Return the class that a mixer's settings name: its target or, for an adapter, the adapted layer."""
     if mixer.target == MODULE:
         return str(mixer.options.get("path")).replace(":", ".")
     return f"fla.layers.{mixer.options.get('layer')}" if mixer.target == FLA_LAYER else mixer.target
 
 
 def resolve_path(path: str, base: type[Class]) -> type[Class]:
-    """Return the class named `path`, package:Class, a subclass of `base`.
-
-    Raises:
-        UserError: a class that nobody trusted in this process, that does not exist, or is no `base`.
-    """
+    """Return the class named `path`, package:Class, a subclass of `base`."""
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name.isidentifier():
         raise UserError(f"attn.path={path}: must be package:Class")
@@ -85,7 +76,6 @@ def resolve_path(path: str, base: type[Class]) -> type[Class]:
 
 
 def _no_such_class(module: types.ModuleType, name: str, base: type) -> str:
-    """Return words on a class that a module lacks, with those of its own that would do."""
     classes = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)}
     known = [key for key, value in classes.items() if value.__module__ == module.__name__]
     has = f"; it has {', '.join(known)}" if known else ""
@@ -93,7 +83,6 @@ def _no_such_class(module: types.ModuleType, name: str, base: type) -> str:
 
 
 def is_own(target: str) -> bool:
-    """True for a class of attnbench."""
     return target.startswith("attnbench.")
 
 
@@ -101,11 +90,7 @@ def import_module(target: str, given: str = "") -> types.ModuleType:
     """Import the module of the class named `target`.
 
     Args:
-        given: where the user named it, for messages; `_target_=` of a yaml otherwise.
-
-    Raises:
-        UserError: a class that may not be constructed, no such module, or one of somebody else that raises while it
-            is imported.
+        given: where the user named it, for messages.
     """
     given = given or f"_target_={target}"
     module_name, _, class_name = target.rpartition(".")
@@ -127,7 +112,7 @@ def import_module(target: str, given: str = "") -> types.ModuleType:
             raise UserError(f"{given}: there is no module {error.name}{way_out}") from None
         where = _lines_of_import(error)[-1]
         raise UserError(f"{given}: {where}: an import fails ({error}); install it, or mend the line") from error
-    # A file of anybody's may raise anything.
+    # A user's module may raise anything.
     except Exception as error:
         if is_own(target):
             raise
@@ -138,7 +123,7 @@ def import_module(target: str, given: str = "") -> types.ModuleType:
 
 
 def _lines_of_import(error: Exception) -> list[str]:
-    """Return file:line of each frame below an import's, the imported module's own first."""
+    """Return file:line of each frame below the import, the imported module first."""
     machinery = (__file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     return [
@@ -149,10 +134,10 @@ def _lines_of_import(error: Exception) -> list[str]:
 
 
 def build(target: str, options: dict[str, Any], base: type[Class], group: str = "attn", **given: Any) -> Class:
-    """Construct `target` from its yaml's options; `given` are passed on where the signature names them.
+    """Construct `target` from the options of its yaml, and from those of `given` that its signature names.
 
     Args:
-        group: stands before the names of options in messages.
+        group: prefix of options in messages.
     """
     cls = resolve(target, base)
     wanted = inspect.signature(cls).parameters

@@ -1,4 +1,4 @@
-"""Untrusted text: files read within bounds, JSON and yaml as plain data, escaping for terminals and Markdown."""
+"""Untrusted input and output: bounded files, JSON and yaml as plain data; escaping for terminals and Markdown."""
 
 import errno
 import gzip
@@ -21,13 +21,13 @@ from attnbench.settings.errors import UserError, printable
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 2**18
-"""Longest yaml: the parser takes seconds for it, and a run's config.yaml has three thousand bytes."""
+"""Longest yaml: parsing it takes seconds; a run's config.yaml has 3,000 bytes."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of JSON: what walks through it afterwards takes several calls a level."""
+"""Deepest nesting of JSON."""
 
 PATH = r"(?:~[\w.-]*|\.\.(?:/\.\.)*)?/"
-"""Beginning of a path that is absolute, in a home or outside of the folder that a command ran in."""
+"""Beginning of a path that is absolute, in a home, or above the working directory."""
 
 WHOLE_PATH = re.compile(rf"(?P<setting>[+~]*[\w.@-]+=)?{PATH}.*")
 PATH_IN_TEXT = re.compile(
@@ -37,7 +37,7 @@ PATH_IN_TEXT = re.compile(
 
 
 def without_paths(value: Any) -> Any:
-    """Reduce absolute paths in JSON's types to their last names: they hold user names, and name nothing elsewhere."""
+    """Reduce absolute paths to their last names: they contain user names, and mean nothing elsewhere."""
     if isinstance(value, dict):
         return {name: without_paths(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -45,28 +45,24 @@ def without_paths(value: Any) -> Any:
     if not isinstance(value, str) or "/" not in value:
         return value
     whole = WHOLE_PATH.fullmatch(value)
-    # A word of a command line or a value is one path, whatever characters its names have.
+    # A whole value may be one path, with any characters.
     if whole is not None and not re.search(rf"[\s,:]{PATH}", value):
         return (whole["setting"] or "") + Path(value).name
     return PATH_IN_TEXT.sub(lambda found: (found["setting"] or "") + (found["quoted"] or found["name"]), value)
 
 
 def printable_text(text: str) -> str:
-    """Escape a text of several lines: line feeds and tabs stay as they are."""
+    """Escape a text of several lines, but not line feeds and tabs."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def markdown_text(text: str) -> str:
-    """Escape `text` for a cell of a Markdown table: neither HTML nor a link, and it stays in its cell."""
+    """Escape a cell of a Markdown table: no HTML, no link, no further cell."""
     return printable(text).replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
 
 
 def user_path(name: Path | str) -> Path:
-    """Return a path that the user names, with the home folder for ~.
-
-    Raises:
-        UserError: this user has no home folder, or there is no user of that name.
-    """
+    """Return a path that the user names, with the home folder for ~."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -74,17 +70,16 @@ def user_path(name: Path | str) -> Path:
 
 
 class OneLine(logging.Formatter):
-    """Formatter whose message is one printable line, whatever names and reasons are in it."""
+    """Formatter that escapes messages to one printable line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return printable(super().formatMessage(record))
 
 
 class _NoAliases(Composer, yaml.CSafeLoader):
-    """Loader that refuses aliases: nested ones make gigabytes out of two kilobytes.
+    """Loader without aliases, which can expand two kilobytes to gigabytes.
 
-    libyaml parses: a run's yaml takes a seventh of the time. PyYAML's own composer makes nodes of that, since one in C,
-    nested deeper than the stack, would end the process instead of raising.
+    libyaml parses seven times as fast. PyYAML's composer makes the nodes: the one in C would overflow the stack.
     """
 
     def __init__(self, text: str) -> None:
@@ -99,12 +94,12 @@ class _NoAliases(Composer, yaml.CSafeLoader):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file to read: a FIFO would block the process until somebody writes, a device might never end.
+    """Open a regular file to read: a FIFO would block the process, a device might never end.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    # Without waiting, so that a FIFO opens at once and its kind can be checked.
+    # O_NONBLOCK opens a FIFO at once.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -129,7 +124,7 @@ def read_bounded_bytes(path: Path, max_bytes: int, *, is_packed: bool = False) -
     """Read a file; raises as `read_bounded`.
 
     Args:
-        is_packed: by gzip; `max_bytes` is of what it holds. One that is not whole raises EOFError or zlib.error too.
+        is_packed: by gzip; `max_bytes` counts the content. An incomplete one raises EOFError or zlib.error.
     """
     with open_regular(path) as file, gzip.open(file) if is_packed else nullcontext(file) as stream:
         content = stream.read(max_bytes + 1)
@@ -139,11 +134,7 @@ def read_bounded_bytes(path: Path, max_bytes: int, *, is_packed: bool = False) -
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file.
-
-    Raises:
-        UserError: it cannot be read, or holds none.
-    """
+    """Read the JSON object in a file."""
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -165,14 +156,12 @@ def parse_json(text: str) -> Any:
         content = json.loads(text, parse_float=finite_number, parse_int=whole_number, parse_constant=finite_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # Most texts have fewer brackets than that, and need no look inside.
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(content, MAX_DEPTH):
         raise ValueError("nested too deeply")
     return content
 
 
 def _is_deeper(content: Any, depth: int) -> bool:
-    """Tell if lists and objects are nested deeper than so many."""
     if not isinstance(content, dict | list):
         return False
     inside = content.values() if isinstance(content, dict) else content
@@ -189,19 +178,16 @@ def parse_yaml(text: str) -> Any:
         return _NoAliases(text).get_single_data()
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # Its constructors raise errors of any of these kinds.
     except (yaml.YAMLError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from None
 
 
 def whole_number(text: str) -> int:
-    """Parse an integer; raises ValueError for one past the range of floating-point numbers."""
     finite_number(text)
     return int(text)
 
 
 def finite_number(text: str) -> float:
-    """Parse a number; raises ValueError for NaN and infinities, however they are written."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not finite")
@@ -209,10 +195,9 @@ def finite_number(text: str) -> float:
 
 
 def unlinked(path: Path) -> Path:
-    """Remove a link, symbolic or hard, or a FIFO at `path`, and return the path.
+    """Remove a symbolic or hard link or a FIFO at `path`, and return the path.
 
-    The file behind a link, in a copy made by `cp -al` say, is somebody else's and is not written to. A FIFO would block
-    the process until somebody reads.
+    The file behind a link, made by `cp -al` say, must not be written to; a FIFO would block the process.
     """
     if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
         path.unlink()
@@ -220,7 +205,7 @@ def unlinked(path: Path) -> Path:
 
 
 def unlinked_log(path: Path) -> Path:
-    """Do the same for a file that is appended to: it keeps its content, except behind a symbolic link."""
+    """Do the same for a file to append to: it keeps its content, except behind a symbolic link."""
     if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
         beside = name_beside(path)
         shutil.copyfile(path, beside)
@@ -229,5 +214,5 @@ def unlinked_log(path: Path) -> Path:
 
 
 def name_beside(path: Path) -> Path:
-    """Return the path of a temporary file of this process, from which `path` is replaced."""
+    """Return the path of this process's temporary file that replaces `path`."""
     return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))

@@ -19,7 +19,7 @@ import numpy as np
 
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import percent_of_nats
-from attnbench.settings.factorial import SIGN, corner_name
+from attnbench.settings.corners import SIGN, corner_name
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import CONFIDENCE

@@ -8,8 +8,8 @@ from small import TINY_RUN, comparison_settings, compose_once, in_this_process
 
 from attnbench.comparison import cells, compare
 from attnbench.comparison.publish import publish_comparison
+from attnbench.settings.corners import expand
 from attnbench.settings.errors import UserError
-from attnbench.settings.factorial import expand
 from attnbench.settings.schema import PlanSettings
 
 FACTORS = {

@@ -12,7 +12,7 @@ from probe_settings import smoke_words
 from small import compose_once, in_this_process
 
 from attnbench.cli.compose import CONF
-from attnbench.cli.findings import named_words, read_findings
+from attnbench.cli.reading_names import named_words, read_findings
 from attnbench.comparison import cells
 from attnbench.comparison.findings import plan_of, run_findings
 from attnbench.comparison.publish import publish_findings

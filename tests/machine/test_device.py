@@ -61,6 +61,7 @@ def test_the_commit_is_that_of_the_source_whatever_git_s_variables_say(tmp_path,
     monkeypatch.delenv("GIT_DIR")
     assert source_commit(inner) == (None, None)
     (inner / "COMMIT").write_text("0123456789ab\n")
+    source_commit.cache_clear()
     assert source_commit(inner) == ("0123456789ab", None)
 
 

@@ -21,7 +21,7 @@ from attnbench.results.rows import Measurement
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
-from attnbench.settings.runs import PRUNED
+from attnbench.settings.schema import PRUNED
 
 SCORES = {
     "perplexity": [

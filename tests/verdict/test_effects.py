@@ -11,8 +11,8 @@ from attnbench.report.sections.effects import factorial_tables
 from attnbench.report.terminal import print_comparison
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import to_markdown
+from attnbench.settings.corners import corner_name, corners, expand
 from attnbench.settings.errors import UserError
-from attnbench.settings.factorial import corner_name, corners, expand
 from attnbench.verdict.factorial import Effects, Factorial, effects_on_nats
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import primary_metrics

@@ -10,15 +10,22 @@ from sources import imports, imports_of, is_defined, references
 from attnbench import ROOMS
 
 DOORS = {
-    "hydra": {"cli/compose.py", "cli/findings.py", "cli/launch.py", "cli/mistakes.py", "cli/mixer.py", "cli/sweeps.py"},
+    "hydra": {
+        "cli/compose.py",
+        "cli/launch.py",
+        "cli/mistakes.py",
+        "cli/mixer.py",
+        "cli/reading_names.py",
+        "cli/sweeps.py",
+    },
     "omegaconf": {
         "cli/compose.py",
-        "cli/findings.py",
         "cli/launch.py",
         "cli/mistakes.py",
         "cli/mixer.py",
         "cli/plain.py",
         "cli/reading.py",
+        "cli/reading_names.py",
         "cli/sweeps.py",
     },
     "wandb": {"training/wandb.py"},

@@ -1,4 +1,4 @@
-"""Findings from a command line: which are wanted, and each yaml of conf/finding checked."""
+"""Settings of the commands whose plain words are names: attnbench findings and attnbench runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,40 +10,31 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnbench.cli.plain import plain, typed
 from attnbench.settings.check import check_outputs_dir, read
+from attnbench.settings.combinations import check_runs
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
-from attnbench.settings.schema import CONF
+from attnbench.settings.schema import CONF, RunsSettings
 
 TAKING_A_WORD = ("--config-path", "--config-name", "--config-dir", "--package", "--cfg", "--info")
-"""Options of Hydra behind which the next word is theirs; any beginning of a name does for it."""
+"""Options of Hydra that take the next word; Hydra accepts any beginning of their names."""
 
 TAKING_A_WORD_SHORT = ("-cp", "-cn", "-cd", "-p", "-c", "-i")
 
 
 def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
-    """Return a command line whose plain words are the names: `parity nope_copy` as `names=[parity,nope_copy]`.
-
-    A word behind an option that takes one, as the folder behind --config-dir, is the option's.
-    """
+    """Replace plain words of a command line: `parity nope_copy` becomes `names=[parity,nope_copy]`."""
     names: list[str] = []
     others: list[str] = []
     for last, word in zip(["", *words], words, strict=False):
-        is_name = "=" not in word and word[:1] not in "-+~" and not _takes_a_word(last)
+        is_long = len(last) > 2 and last.startswith("--")
+        is_taken = last in TAKING_A_WORD_SHORT or (is_long and any(it.startswith(last) for it in TAKING_A_WORD))
+        is_name = "=" not in word and word[:1] not in "-+~" and not is_taken
         (names if is_name else others).append(word)
     return [*others, f"{setting}=[{','.join(names)}]"] if names else others
 
 
-def _takes_a_word(option: str) -> bool:
-    is_long = len(option) > 2 and option.startswith("--")
-    return option in TAKING_A_WORD_SHORT or (is_long and any(name.startswith(option) for name in TAKING_A_WORD))
-
-
 def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettings, list[FindingSettings]]:
-    """Check the configuration of attnbench findings; return it, and the findings that it asks for.
-
-    Raises:
-        UserError: as read_settings; or a finding that is unknown, or whose parts do not fit together.
-    """
+    """Check the configuration of attnbench findings; return it and the findings that it asks for."""
     values = plain(config, hydra_config)
     chosen = hydra_config.runtime.choices.get("finding")
     if chosen is not None:
@@ -86,3 +77,29 @@ def _finding(name: str) -> FindingSettings:
     config = hydra.compose("findings", [f"finding={name}"])
     values: Any = OmegaConf.to_container(config.finding, resolve=True, throw_on_missing=True)
     return read_finding(Path(name).name, values)
+
+
+def names_as_texts(words: Sequence[str]) -> list[str]:
+    """Return a command line of attnbench runs whose plain words are experiments, with names of runs as texts.
+
+    `demo` and `experiment=demo`, which Hydra takes for a yaml of experiment/, become `experiments=['demo']`; a hash of
+    digits keeps them all: compare=['1234','1e10'].
+    """
+    words = [f"experiments={word.partition('=')[2]}" if word.startswith("experiment=") else word for word in words]
+    return [_as_texts(word) for word in named_words(words, "experiments")]
+
+
+def _as_texts(word: str) -> str:
+    name, _, value = word.partition("=")
+    if name not in ("experiments", "compare") or value in ("", "null") or "'" in value or '"' in value:
+        return word
+    texts = ",".join(f"'{text.strip()}'" for text in value.removeprefix("[").removesuffix("]").split(","))
+    return f"{name}=[{texts}]"
+
+
+def read_runs(config: DictConfig, hydra_config: Any) -> RunsSettings:
+    """Check the configuration of attnbench runs."""
+    settings = read(RunsSettings, plain(config, hydra_config))
+    check_outputs_dir(settings.outputs_dir)
+    check_runs(settings)
+    return settings

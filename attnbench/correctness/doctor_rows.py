@@ -11,21 +11,17 @@ from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import Identity, Measurement, ResultRow
 
 PARTS = tuple(limits(1.0))
-"""Errors of a backend, in the order of the page's columns."""
+"""Errors of a backend, by column of the page."""
 
 
 def write_rows(checks: Sequence[Check], stamp: dict[str, Any], path: Path) -> None:
-    """Write a table of all that was checked.
-
-    Args:
-        stamp: the environment that the checks ran in.
-    """
+    """Write a table of all checks, made in the environment `stamp`."""
     rows = [_row(check, stamp, measurement) for check in checks for measurement in _measurements(check)]
     write_csv(rows, path)
 
 
 def _measurements(check: Check) -> Iterator[Measurement]:
-    """Give a row an error and length, a promise or a first step; where nothing ran, rows that say why."""
+    """Yield a row for each error and length, promise or first step, or the reason why nothing ran."""
     lost: dict[str, Any] = {"value": None, "status": "unsupported" if check.refusal else "failed"}
     reason = check.refusal or check.failure
     if check.kind == "first step":

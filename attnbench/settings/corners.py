@@ -1,9 +1,8 @@
-"""Corners of a factorial plan: every variant with each combination of parts, or with half of them.
+"""Factorial plans: every variant with each combination of parts, or with half of the combinations.
 
-A corner is called after its variant and the parts that are at their second level: `linear`, `linear+gate`. The half
-fraction of k parts has the defining relation I = (product of all parts): of each two corners that differ in one part
-it keeps the one with an even number of parts at their second level, so k parts need 2^(k-1) corners, and every effect
-is seen together with that of all the other parts.
+A corner is named after its variant and the parts at their second level: `linear`, `linear+gate`. The half fraction of
+k parts has the defining relation I = (product of all parts): it keeps the 2^(k-1) corners with an even number of parts
+at their second level, and aliases every effect with that of all other parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,10 @@ from attnbench.settings.errors import UserError
 
 FRACTIONS = ("full", "half")
 SIGN = "+"
-"""Between the names of a variant and its parts."""
+"""Separates the names of a variant and its parts."""
 
 MIN_HALVED = 4
-"""Parts that a half fraction needs: of three, each main effect would be seen together with a two-part interaction."""
+"""Parts of a half fraction: with three, each main effect would be aliased with a two-part interaction."""
 
 
 def expand(variants: Mapping[str, list[str]], factors: Mapping[str, list[str]], fraction: str) -> dict[str, list[str]]:
@@ -24,10 +23,7 @@ def expand(variants: Mapping[str, list[str]], factors: Mapping[str, list[str]], 
 
     Args:
         variants: name to words of a command line.
-        factors: part to two words, the first of the level that no corner is called after.
-
-    Raises:
-        UserError: factors that make no corners.
+        factors: part to two words, its levels; corners are named after the second.
     """
     _check(variants, factors, fraction)
     return {

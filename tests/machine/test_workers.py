@@ -272,7 +272,7 @@ def test_a_parent_that_is_stopped_stops_its_workers_after_they_have_saved(number
     script.write_text(PARENT)
     process = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path)],
-        env=python_path(ROOT, ROOT / "tests"),
+        env=python_path(ROOT, ROOT / "tests" / "support"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -310,7 +310,7 @@ def test_a_program_without_a_main_guard_or_a_file_has_workers_too(is_file, tmp_p
     done = subprocess.run(
         [sys.executable, str(program) if is_file else "-", str(tmp_path)],
         input="" if is_file else PROGRAM,
-        env=python_path(ROOT, ROOT / "tests"),
+        env=python_path(ROOT, ROOT / "tests" / "support"),
         capture_output=True,
         text=True,
         timeout=60,
@@ -325,6 +325,6 @@ def test_a_trusted_class_of_the_program_is_found_in_its_workers(tmp_path):
     guarded = ["if __name__ == '__main__':", *(f"    {line}" for line in lines[5:])]
     program.write_text("\n".join([*head, *guarded]))
     command = [sys.executable, str(program), str(tmp_path)]
-    environment = python_path(ROOT, ROOT / "tests")
+    environment = python_path(ROOT, ROOT / "tests" / "support")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[None]\n", "")

@@ -37,11 +37,6 @@ class Text:
         self._kept: list[bytes] | None = None
         self.whole, self.start, self.stop = self, 0, math.inf
 
-    @classmethod
-    def of(cls, text: str) -> "Text":
-        pieces = [text[start : start + PIECE_BYTES].encode() for start in range(0, len(text), PIECE_BYTES)]
-        return cls(lambda: iter(pieces))
-
     def part(self, start: int, stop: float) -> "Text":
         """Return bytes start ... stop - 1 of a whole text; characters must begin at both."""
         part = Text(self._read)

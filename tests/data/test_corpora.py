@@ -20,6 +20,11 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 
 
+def text_of(text: str) -> Text:
+    size = pieces.PIECE_BYTES
+    return Text(lambda: (text[start : start + size].encode() for start in range(0, len(text), size)))
+
+
 def test_blank_rows_go_and_the_others_are_joined_by_a_line_end(tmp_path):
     rows = ["", " = Title = \n", "", " A sentence . \n", "  \n"]
     assert str(read_text(write_parquet(tmp_path / "a.parquet", rows))) == " = Title = \n\n A sentence . \n"
@@ -62,13 +67,13 @@ def test_a_data_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_cut_moves_to_the_start_of_its_line_and_inside_a_line_without_end():
-    splits = cut(Text.of("aaaa\nbbbb\ncccc\ndddd\n"), 0.25, 0.3)
+    splits = cut(text_of("aaaa\nbbbb\ncccc\ndddd\n"), 0.25, 0.3)
     assert [*map(str, splits.values())] == ["aaaa\n", "bbbb\n", "cccc\ndddd\n"]
     assert [*splits] == ["train", "validation", "test"]
-    assert [text.size.num_characters for text in cut(Text.of("x" * 100), 0.1, 0.2).values()] == [70, 10, 20]
-    assert [*map(str, cut(Text.of("aaaa\nbbbb\ncc"), 0.4, 0).values())] == ["aaaa\n", "bbbb\ncc", ""]
+    assert [text.size.num_characters for text in cut(text_of("x" * 100), 0.1, 0.2).values()] == [70, 10, 20]
+    assert [*map(str, cut(text_of("aaaa\nbbbb\ncc"), 0.4, 0).values())] == ["aaaa\n", "bbbb\ncc", ""]
     with pytest.raises(UserError, match="leave nothing to train on"):
-        cut(Text.of("x" * 100), 0.5, 0.5)
+        cut(text_of("x" * 100), 0.5, 0.5)
 
 
 @pytest.mark.parametrize("kept", [0, 2**26])
@@ -77,7 +82,7 @@ def test_a_text_in_pieces_is_the_text(size, kept, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_BYTES", size)
     monkeypatch.setattr(pieces, "KEPT_BYTES", kept)
     whole = "aé\n\u4e2d\U0001f600b\n\ncc\n"
-    for text in (Text.of(whole), Text(lambda: read_utf8(io.BytesIO(whole.encode())))):
+    for text in (text_of(whole), Text(lambda: read_utf8(io.BytesIO(whole.encode())))):
         for _ in range(2):
             assert str(text) == whole
         assert text.size == (len(whole.encode()), len(whole))

@@ -69,6 +69,7 @@ def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
     check_finite(model, checkpoint)
     rows = read_folders([run])
     texts = {
+        **source_files(record.mixers),
         "config.json": json.dumps(configuration(record), indent=2) + "\n",
         "generation_config.json": json.dumps(generation(record), indent=2) + "\n",
         **tokenizer_files(tokenizer_of(record)),

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from attnbench.bench.base import Conditions
-from attnbench.bench.library_operators import Example, Passes
+from attnbench.bench.library_operators import Example, OperatorPasses
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.library import OPERATORS, Shape
 from attnbench.bench.operators.roofline import Ceilings
@@ -91,7 +91,7 @@ def measure(name: str, shape: Shape, choice: tuple[str, Entry]) -> dict[str, flo
         device=torch.device("cuda"), precision="bfloat16", ceilings=Ceilings(1, 1), mixers=lambda names: []
     )
     example = Example(OPERATORS[name], shape, conditions)
-    passes = Passes(OPERATORS[name].functions["triton"](shape, conditions), example)
+    passes = OperatorPasses(OPERATORS[name].functions["triton"](shape, conditions), example)
     try:
         error: float | str = float(f"{example.largest_error(passes.results(), 'bfloat16'):.2g}")
     except GateError as wrong:

@@ -1,9 +1,9 @@
 """Attention alone over head width and length: forward, backward, both, and what is held between the two."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 from attnbench.bench.base import (
     MAX_ERROR,
@@ -21,78 +21,65 @@ from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, OUR_KERNE
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
 
 LINES = ("head_width", "sequence_length")
 SHAPE = ("sequence_length", "head_width")
 """Settings that order the sizes of a headline."""
 
 
-def times_of(name: str) -> tuple[Values, ...]:
-    """Columns of one pass: milliseconds, and the share of the roofline that our kernels reach."""
-    return (
-        Values(metric=f"{name}{MILLISECONDS}"),
-        Values(metric=ROOFLINE, header="{}, roof", where={"pass": name}, only=OUR_KERNELS, is_share=True),
-    )
-
-
 def layouts_for(names: Sequence[str], ratios: Sequence[tuple[str, str]]) -> tuple[Layout, ...]:
-    """A table a pass, each with the ratios that are shown, and then the errors."""
+    """Make a table for each pass, with the roofline share of our kernels and the ratios, and one of errors."""
+    roof = Values(metric=ROOFLINE, header="{}, roof", only=OUR_KERNELS, is_share=True)
     return (
         *(
-            Layout(title=f"{name}, ms", lines=LINES, values=(*times_of(name), *speedup_columns(ratios, name)))
+            Layout(
+                title=f"{name}, ms",
+                lines=LINES,
+                values=(
+                    Values(metric=f"{name}{MILLISECONDS}"),
+                    replace(roof, where={"pass": name}),
+                    *speedup_columns(ratios, name),
+                ),
+            )
             for name in names
         ),
         Layout(title="largest relative error", lines=LINES, values=(Values(metric=MAX_ERROR),)),
     )
 
 
-@dataclass(kw_only=True)
 class AttentionBench(TimedBench):
-    """Times each implementation at every head width and length.
+    """Attention alone, by each implementation, at every head width and length."""
 
-    Args:
-        head_widths: channels a head.
-        lengths: positions.
-        batch_size, num_heads: of every cell.
-        causal: false lets every position see all.
-        implementations: names, see ops/attention/attention_kernels.py.
+    head_widths: list[int] = option([16, 32, 64, 128], "channels a head", minimum=1)
+    lengths: list[int] = option([256, 1024, 2048, 4096, 8192, 16384], "positions", minimum=1)
+    batch_size: int = option(8, "sequences", minimum=1)
+    num_heads: int = option(1, "heads of each", minimum=1)
+    causal: bool = option(True, "false: every position sees all")
+    implementations: list = option(
+        ["textbook", "compiled", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn", "triton"],
+        "unsupported and out_of_memory are rows: nothing runs under another's name",
+    )
+    warmup, max_seconds = 2, 0.1
 
-    Raises:
-        UserError: a count that is none, or an implementation that there is not.
-    """
-
-    head_widths: list[int]
-    lengths: list[int]
-    batch_size: int
-    num_heads: int
-    causal: bool
-    implementations: list
-
-    required: ClassVar[tuple[str, ...]] = ()
+    required = ()
     """Implementations that the table cannot do without."""
-    ratios: ClassVar[tuple[tuple[str, str], ...]] = (("sdpa_flash", "triton"),)
-    layouts: ClassVar[tuple[Layout, ...]] = (
+    ratios = (("sdpa_flash", "triton"),)
+    layouts = (
         *layouts_for(("forward", "backward"), ratios),
         Layout(title="held before backward, MiB", lines=LINES, values=(Values(metric=HELD),)),
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = tuple(
-        (f"{name}{MILLISECONDS}", "sequence_length") for name in ("forward", "backward", "total")
-    )
-    headline: ClassVar[tuple[Headline, ...]] = (
+    plots = tuple((f"{name}{MILLISECONDS}", "sequence_length") for name in ("forward", "backward", "total"))
+    headline = (
         Headline("forward_milliseconds", "forward ms", axes=SHAPE, label=SHAPE),
         Headline("backward_milliseconds", "backward ms", axes=SHAPE, label=SHAPE),
     )
-    smoke: ClassVar[dict[str, Any]] = {
-        "head_widths": [16],
-        "lengths": [32, 33],
-        "batch_size": 1,
+    smoke = {
+        **{"head_widths": [16], "lengths": [32, 33], "batch_size": 1, "warmup": 1, "repeats": 3},
         "implementations": ["textbook", "sdpa_flash", "flash_attn"],
-        "warmup": 1,
-        "repeats": 3,
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_implementations(self.implementations, IMPLEMENTATIONS)
         missing = [name for name in self.required if name not in self.implementations]
         if missing:

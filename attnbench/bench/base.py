@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -12,139 +13,103 @@ import torch
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.tables import Layout, Values
+from attnbench.evals.base import Evaluation
 from attnbench.evals.lib.rows import time_row, without_numbers
-from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.precision import dtype_of
-from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
+from attnbench.evals.lib.step_cost import Timed
+from attnbench.machine.precision import dtype_of, multiplying
+from attnbench.machine.timing import OutOfMemory, Times, attempt
 from attnbench.results.rows import Measurement, ResultRow
-from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts, check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings
 
 MILLISECONDS = "_milliseconds"
-"""End of the names of times, behind the name of the pass."""
+"""End of the metric of a pass's time."""
 
 ROOFLINE, SPEEDUP, MAX_ERROR = "roofline_fraction", "speedup", "max_error"
 
 NO_KERNEL = "No available kernel"
-"""Words of SDPA, after warnings that name the reason, where the kernel that it is held to does not take a shape."""
+"""Words of SDPA where its one allowed kernel does not take a shape."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True, kw_only=True)
 class Conditions:
-    """The device and the precision of a run, and the mixers that it may build."""
+    """What a bench is measured on and in, and the mixers that it may build."""
 
     device: torch.device
     precision: str
     ceilings: Ceilings
-    """Ceilings of this device in this precision, measured in the same run."""
+    """Of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
-    """Mixers by the names of their yamls of conf/attn, whether or not they can run here."""
+    """Mixers by the names of their yamls, whether or not they can run here."""
     folder: Path | None = None
-    """Folder of the run, for what is no row; None: that is not kept."""
+    """Folder of the run, for traces; None: they are not kept."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of inputs and outputs."""
         return dtype_of(self.precision)
 
 
-class Bench(ABC):
-    """One operator table. The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
+class Bench(Evaluation, ABC):
+    """An evaluation whose subject is an operator: cells, and tables of their rows."""
 
     layouts: ClassVar[tuple[Layout, ...]]
     """Tables of its rows; the first metric of the first one is its headline."""
 
     numbers_version: ClassVar[int] = 0
-    """Raised where its numbers change on purpose, so that rows of before are measured again; 0 is in no identity."""
+    """Raised where its numbers change on purpose, so that former rows are measured again; 0 is in no identity."""
 
     notes: ClassVar[tuple[str, ...]] = ()
-    """Paragraphs under the tables: all that a reader must know."""
-
-    plots: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(metric, axis in settings) pairs that a report draws; none: every metric along its axis of most numbers."""
-
-    headline: ClassVar[tuple[Headline, ...]] = ()
-    """Columns of a summary; none: one of the first metric."""
-
-    smoke: ClassVar[dict[str, Any]] = {}
-    """Settings that finish on a CPU in a second."""
+    """Paragraphs under the tables."""
 
     not_logged: ClassVar[tuple[str, ...]] = (ROOFLINE, SPEEDUP)
-    """Metrics that stand in the tables alone, and not in the log of a run."""
+    """Metrics that are not in the log of a run."""
 
     ratios: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(numerator, denominator) pairs of implementations whose times are compared."""
 
     @property
     def mixer_names(self) -> Sequence[str]:
-        """Yamls of attn/ that it takes, so that one that is not there is an error before anything is measured."""
+        """Yamls of attn/ that it needs: a missing one is an error before anything is measured."""
         return ()
 
     @classmethod
     def layouts_of(cls, rows: Sequence[ResultRow]) -> Sequence[Layout]:
-        """The tables of these rows, where they depend on the rows."""
+        """Return the tables of these rows; a bench may make them from the rows."""
         return cls.layouts
 
     @classmethod
     def files(cls, rows: Sequence[ResultRow]) -> dict[str, str]:
-        """Contents of further files beside results.csv, by file name."""
+        """Return contents of further files beside results.csv, by file name."""
         return {}
 
     @abstractmethod
     def cells(self) -> Iterator[dict[str, Any]]:
-        """The settings of each cell, different for each; a cell is measured as a whole, and not again once it is."""
+        """Yield the settings of each cell; a finished cell is not measured again."""
 
     @abstractmethod
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
-        """Each number as soon as it is known, those of one implementation together.
+        """Yield each number as soon as it is known, those of one implementation together.
 
-        Their settings are those of the cell, `implementation`, and what else tells them apart. What does not fit or
-        cannot run is a row, and the next implementation starts clean.
+        Settings are those of the cell, `implementation`, and what else tells rows apart. An implementation that does
+        not fit or cannot run is a row, and the next one starts clean.
         """
 
 
-@dataclass(kw_only=True)
-class TimedBench(Bench):
-    """A bench whose settings are its fields: numbers and lists of numbers are counts, and calls are repeated.
-
-    Args:
-        warmup, repeats: calls before those that count, and those that count, at most.
-        max_seconds: for the repeats of one call: fewer where they would take longer, at least three.
-
-    Raises:
-        UserError: a count or a length of time that is none.
-    """
-
-    warmup: int
-    repeats: int
-    max_seconds: float
-
-    def __post_init__(self) -> None:
-        counts = [entry.name for entry in fields(self) if entry.type in (int, list[int])]
-        check_counts("bench", **{name: getattr(self, name) for name in counts})
-        check_value("bench.max_seconds", self.max_seconds, above=0)
-
-    @property
-    def repetition(self) -> Repetition:
-        """Number of calls."""
-        return Repetition(warmup=self.warmup, repeats=self.repeats, max_seconds=self.max_seconds)
+class TimedBench(Timed, Bench, ABC):
+    """A bench that repeats calls."""
 
 
 class Missing(NamedTuple):
-    """The reason why there is no number."""
-
     status: str
     reason: str
 
 
 def attempted(measure: Callable[[], Value]) -> Value | Missing:
-    """Return the result of `measure`, or the reason for none: it is wrong, does not fit, was refused or raised.
+    """Return the result of `measure`, or the reason for none: a wrong result, no memory, a refusal, or any exception.
 
-    As in the doctor: whatever a kernel or its compiler raises is reported, and the others still have their turn.
+    Whatever a kernel or its compiler raises is reported, and the next implementation has its turn.
     """
     try:
         result = attempt(measure)
@@ -164,18 +129,33 @@ def attempted(measure: Callable[[], Value]) -> Value | Missing:
 def rows_or_reason(
     units: dict[str, str], settings: dict[str, Any], measure: Callable[[], Iterable[Measurement]]
 ) -> Iterator[Measurement]:
-    """The rows of one implementation, or one without a number for each metric of `units`, see `attempted`."""
+    """Yield the rows of one implementation, or one without a number for each metric of `units`, see `attempted`."""
     rows = attempted(lambda: list(measure()))
     yield from without_numbers(units, settings, *rows) if isinstance(rows, Missing) else rows
 
 
-def time_rows(name: str, times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
-    """The row `<name>_milliseconds` and its `roofline_fraction`.
+def by_implementation(
+    names: Iterable[str],
+    units: dict[str, str],
+    cell: dict[str, Any],
+    conditions: Conditions,
+    make: Callable[[], Value],
+    measure: Callable[[str, Value, dict[str, Any]], Iterable[Measurement]],
+    label: Callable[[str], str] = str,
+) -> Iterator[Measurement]:
+    """Yield the rows of each implementation on the example of `make`: inputs, and their outputs in float64."""
+    with multiplying(conditions.precision):
+        example = attempt(make)
+        for name in names:
+            settings = cell | {"implementation": label(name)}
+            if isinstance(example, OutOfMemory):
+                yield from without_numbers(units, settings, "out_of_memory", f"the reference: {example.reason}")
+            else:
+                yield from rows_or_reason(units, settings, partial(measure, name, example, settings))
 
-    Args:
-        name: of the pass that was timed.
-        floor_ms: the time at the ceilings of the device.
-    """
+
+def time_rows(name: str, times: Times, settings: dict[str, Any], floor_ms: float) -> Iterator[Measurement]:
+    """Yield the row `<name>_milliseconds` of a pass and its `roofline_fraction`, `floor_ms` over its time."""
     yield time_row(times, settings, f"{name}{MILLISECONDS}")
     yield Measurement(
         metric=ROOFLINE,
@@ -187,19 +167,11 @@ def time_rows(name: str, times: Times, settings: dict[str, Any], floor_ms: float
 
 
 def error_row(error: float, settings: dict[str, Any]) -> Measurement:
-    """The row `max_error`: the largest relative error of output and gradients."""
     return Measurement(metric=MAX_ERROR, value=error, unit="", settings=settings)
 
 
-def peak_row(metric: str, peak_mib: float | None, settings: dict[str, Any]) -> Measurement:
-    """A peak of memory; without a number where the system does not give one."""
-    status, reason = ("ok", "") if peak_mib is not None else ("unsupported", UNKNOWN_PEAK)
-    return Measurement(metric=metric, value=peak_mib, unit="MiB", settings=settings, status=status, reason=reason)
-
-
 def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[str, str]]) -> Iterator[Measurement]:
-    """The rows of a cell, and then how many times as fast the denominator of each ratio is as its numerator, pass by
-    pass, where both have a time."""
+    """Yield the rows of a cell, then the ratio of times of each (numerator, denominator), pass by pass."""
     times: dict[tuple[str, str], Measurement] = {}
     for measurement in measurements:
         if measurement.metric.endswith(MILLISECONDS) and measurement.value is not None:
@@ -213,7 +185,6 @@ def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[st
 
 
 def speedup_columns(ratios: Iterable[tuple[str, str]], name: str) -> tuple[Values, ...]:
-    """A column for each ratio of a pass."""
     return tuple(
         Values(
             metric=SPEEDUP,
@@ -225,11 +196,7 @@ def speedup_columns(ratios: Iterable[tuple[str, str]], name: str) -> tuple[Value
 
 
 def check_implementations(names: object, known: Collection[str], *, may_be_empty: bool = False) -> None:
-    """Check a list of implementations.
-
-    Raises:
-        UserError: it is no list, or empty, or names one twice, or one that there is not.
-    """
+    """Raise UserError for an empty list of implementations, an unknown name, or a name that stands twice."""
     if not isinstance(names, list) or not (names or may_be_empty):
         raise UserError(f"bench.implementations={names}: must be a list of {', '.join(known)}")
     for name in names:

@@ -1,9 +1,8 @@
 """Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 from attnbench.bench.base import (
     MAX_ERROR,
@@ -15,15 +14,8 @@ from attnbench.bench.base import (
     with_speedups,
 )
 from attnbench.bench.operators.decoding import DECODE, measure_steps
-from attnbench.bench.operators.generation import (
-    CAPTURED,
-    EAGER,
-    FASTER,
-    RATE,
-    measure_context,
-    measure_text,
-)
-from attnbench.bench.operators.language_models import Candidate, candidate_of, model_of
+from attnbench.bench.operators.generation import CAPTURED, EAGER, FASTER, RATE, measure_context, measure_text
+from attnbench.bench.operators.language_models import candidate_of, model_of
 from attnbench.bench.operators.steps import SPLIT, STEPS, WHOLE, CacheShape
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
@@ -31,6 +23,7 @@ from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
 
 POSITION, TEXT, CONTEXT = "position", "text", "context"
 """Tables; a cell belongs to one."""
@@ -42,49 +35,37 @@ FORMS = ("eager", "captured")
 OURS = tuple(f"triton{how}" for how in (WHOLE, SPLIT))
 
 
-@dataclass(kw_only=True)
 class DecodeBench(TimedBench):
-    """Times one new position over a cache, whole texts, and a token behind more and more. [] leaves a table out.
+    """Decoding: one new position over a cache, whole texts, and a token behind more and more. [] leaves a table out."""
 
-    Args:
-        head_widths: channels a head.
-        cache_lengths: positions in the cache, all filled.
-        batch_sizes: sequences.
-        num_heads: query heads.
-        num_key_value_heads: each is shared by num_heads / num_key_value_heads query heads; null for num_heads.
-        implementations: names, see bench/operators/steps.py.
-        mixers: [name of a yaml of attn/, backend] each.
-        model: [width, feed-forward width, layers, heads] of the model that writes; the feed-forward width is softmax's,
-            and the mixers get those that meet its parameters.
-        vocabulary_size: symbols.
-        texts: [tokens, sequences] each.
-        text_repeats: texts that count; before them a short one is written.
-        contexts: tokens behind which one more is written.
-        context_batch_size: sequences.
+    head_widths: list[int] = option([16, 32, 64, 80, 96, 128, 192], "channels a head", minimum=1)
+    cache_lengths: list[int] = option([2050, 10200], "positions in the cache, all filled", minimum=1)
+    batch_sizes: list[int] = option([1, 8], "sequences", minimum=1)
+    num_heads: int = option(32, "query heads", minimum=1)
+    num_key_value_heads: int | None = option(None, "heads of keys and values; null: as many")
+    implementations: list = option(
+        [*STEPS],
+        "whole: the cache in one piece a head; split: in as many as each library chooses; the last two have a state",
+    )
+    mixers: list = option(
+        [["flash", "triton"], ["gated_deltanet", "auto"]],
+        "of whole models that write, greedily: a yaml of attn/ and a backend",
+    )
+    model: list = option([256, 880, 4, 4], "width, feed-forward width (softmax's), layers, heads: 4m")
+    vocabulary_size: int = option(1015, "symbols; changes the last product alone", minimum=1)
+    texts: list = option(
+        [[1024, 1], [1024, 2], [1024, 4], [1024, 8], [2048, 1], [2048, 2], [3072, 1]], "tokens, sequences"
+    )
+    text_repeats: int = option(3, "texts that count; a short one is written before", minimum=1)
+    contexts: list[int] = option([1024, 2048, 4096, 8192], "tokens behind which one more is written", minimum=1)
+    context_batch_size: int = option(1, "sequences", minimum=1)
+    warmup, repeats, max_seconds = 2, 30, 0.1
 
-    Raises:
-        UserError: a count that is none, an implementation that there is not, or heads that do not fit together.
-    """
-
-    head_widths: list[int]
-    cache_lengths: list[int]
-    batch_sizes: list[int]
-    num_heads: int
-    num_key_value_heads: int | None
-    implementations: list
-    mixers: list
-    model: list
-    vocabulary_size: int
-    texts: list
-    text_repeats: int
-    contexts: list[int]
-    context_batch_size: int
-
-    ratios: ClassVar[tuple[tuple[str, str], ...]] = (
+    ratios = (
         *((f"{name}{WHOLE}", f"{name}{SPLIT}") for name in ("flash_attn", "triton")),
         (f"flash_attn{SPLIT}", f"triton{SPLIT}"),
     )
-    layouts: ClassVar[tuple[Layout, ...]] = (
+    layouts = (
         Layout(
             title="one new position, ms",
             lines=LINES,
@@ -127,51 +108,43 @@ class DecodeBench(TimedBench):
             ),
         ),
     )
-    notes: ClassVar[tuple[str, ...]] = (
+    notes = (
         "One new position is the mixing alone: attention of one query a head over a full cache, or, whatever the "
         "length, the step of a recurrent state. None of it is in the device's own caches before. The roofline's bytes "
         "are those of keys and values read once. Whole is one split, split as many as the implementation chooses.",
         "A text is written by a whole model with initial weights, greedily: eager runs each step as torch does, "
         "captured replays it as a CUDA graph, recorded before. Where the percentage is below 0 it is slower.",
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = ((DECODE, "cache_length"), (RATE, "batch_size"))
-    headline: ClassVar[tuple[Headline, ...]] = (
+    plots = ((DECODE, "cache_length"), (RATE, "batch_size"))
+    headline = (
         Headline(
-            "decode_milliseconds",
+            DECODE,
             "ms a position",
             axes=("cache_length", "head_width", "batch_size"),
             label=("cache_length", "head_width"),
-            settings={"table": "position"},
+            settings={"table": POSITION},
         ),
         Headline(
-            "tokens_per_second",
+            RATE,
             "token/s of a text",
             axes=("tokens", "batch_size"),
-            settings={"table": "text", "form": "captured"},
+            settings={"table": TEXT, "form": "captured"},
             higher_is_better=True,
         ),
     )
-    smoke: ClassVar[dict[str, Any]] = {
-        "head_widths": [16],
-        "cache_lengths": [33],
-        "batch_sizes": [2],
-        "num_heads": 4,
-        "num_key_value_heads": 2,
-        "warmup": 1,
-        "repeats": 3,
-        "mixers": [["flash", "auto"], ["gated_deltanet", "auto"]],
-        "model": [32, 64, 2, 2],
-        "vocabulary_size": 32,
-        "texts": [[12, 2]],
-        "text_repeats": 1,
-        "contexts": [8, 16],
+    smoke = {
+        **{"head_widths": [16], "cache_lengths": [33], "batch_sizes": [2], "num_heads": 4, "num_key_value_heads": 2},
+        **{"mixers": [["flash", "auto"], ["gated_deltanet", "auto"]], "model": [32, 64, 2, 2], "vocabulary_size": 32},
+        **{"texts": [[12, 2]], "text_repeats": 1, "contexts": [8, 16], "warmup": 1, "repeats": 3},
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, pairs, kind in (("texts", self.texts, int), ("mixers", self.mixers, str)):
-            if not all(isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {kind} for pair in pairs):
-                what = "[tokens, sequences]" if kind is int else "[name of a yaml of attn/, backend]"
+        for name, kind, what in (
+            ("texts", int, "[tokens, sequences]"),
+            ("mixers", str, "[name of a yaml of attn/, backend]"),
+        ):
+            pairs = getattr(self, name)
+            if not all(isinstance(pair, list) and [*map(type, pair)] == [kind, kind] for pair in pairs):
                 raise UserError(f"bench.{name}={pairs}: must be a list of {what}")
         for pair in self.texts:
             check_counts("bench", texts=pair)
@@ -201,43 +174,20 @@ class DecodeBench(TimedBench):
             shape = CacheShape(**{name: value for name, value in settings.items() if name != "table"})
             rows = measure_steps(shape, self.implementations, self.repetition, settings, conditions)
             yield from with_speedups(rows, self.ratios)
-        elif cell["table"] == TEXT:
-            yield from self._of_mixers(
-                {EAGER: "s", CAPTURED: "s"},
-                cell,
-                conditions,
-                lambda one: measure_text(one, cell["tokens"], cell["batch_size"], self.text_repeats, cell),
-            )
-        else:
-            yield from self._of_mixers(
-                {DECODE: "ms"},
-                cell,
-                conditions,
-                lambda one: measure_context(one, cell["cache_length"], cell["batch_size"], self.repetition, cell),
-            )
-
-    def _of_mixers(
-        self,
-        units: dict[str, str],
-        cell: dict[str, Any],
-        conditions: Conditions,
-        measure: Callable[[Candidate], Iterator[Measurement]],
-    ) -> Iterator[Measurement]:
+            return
+        is_text = cell["table"] == TEXT
         for name, backend in self.mixers:
+            size = {"size": self.size, "vocabulary_size": self.vocabulary_size, "length": 1}
             try:
-                candidate = candidate_of(
-                    name,
-                    conditions,
-                    size=self.size,
-                    vocabulary_size=self.vocabulary_size,
-                    length=1,
-                    use="compute",
-                    backend=backend,
-                )
+                candidate = candidate_of(name, conditions, **size, use="compute", backend=backend)
                 # Matched here: a size that cannot be met is a refusal too.
                 _ = candidate.matched
             except UserError as refusal:
+                units = {EAGER: "s", CAPTURED: "s"} if is_text else {DECODE: "ms"}
                 settings = cell | {"implementation": f"{name} ({backend})"}
                 yield from without_numbers(units, settings, "unsupported", str(refusal))
                 continue
-            yield from measure(candidate)
+            if is_text:
+                yield from measure_text(candidate, cell["tokens"], cell["batch_size"], self.text_repeats, cell)
+            else:
+                yield from measure_context(candidate, cell["cache_length"], cell["batch_size"], self.repetition, cell)

@@ -1,33 +1,23 @@
-"""Fused attention against the textbook, over length and head width: each pass, and how many times as fast it is."""
-
-from dataclasses import dataclass
-from typing import Any, ClassVar
+"""Fused attention against the textbook, over length and head width."""
 
 from attnbench.bench.attention import SHAPE, AttentionBench, layouts_for
-from attnbench.bench.tables import Layout
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
 from attnbench.results.tables import Headline
 
 TEXTBOOK = "textbook"
 
 
-@dataclass(kw_only=True)
 class FlashVsTextbook(AttentionBench):
-    """Times each implementation at every head width and length, and how many times the textbook's speed that is.
+    """Fused attention against the textbook: each pass, and how many times as fast it is."""
 
-    Raises:
-        UserError: as AttentionBench; or the textbook is not among the implementations.
-    """
+    head_widths, batch_size = [16, 32, 64], 1
+    lengths = [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 
-    required: ClassVar[tuple[str, ...]] = (TEXTBOOK,)
-    ratios: ClassVar[tuple[tuple[str, str], ...]] = (
+    required = (TEXTBOOK,)
+    ratios = (
         *((TEXTBOOK, name) for name in IMPLEMENTATIONS if name != TEXTBOOK),
         *AttentionBench.ratios,
     )
-    layouts: ClassVar[tuple[Layout, ...]] = layouts_for(
-        ("forward", "backward", "total"), ((TEXTBOOK, "triton"), *AttentionBench.ratios)
-    )
-    headline: ClassVar[tuple[Headline, ...]] = (
-        Headline("total_milliseconds", "forward and backward ms", axes=SHAPE, label=SHAPE),
-    )
-    smoke: ClassVar[dict[str, Any]] = {**AttentionBench.smoke, "implementations": [TEXTBOOK, "sdpa_flash"]}
+    layouts = layouts_for(("forward", "backward", "total"), ((TEXTBOOK, "triton"), *AttentionBench.ratios))
+    headline = (Headline("total_milliseconds", "forward and backward ms", axes=SHAPE, label=SHAPE),)
+    smoke = {**AttentionBench.smoke, "implementations": [TEXTBOOK, "sdpa_flash"]}

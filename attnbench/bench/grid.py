@@ -1,9 +1,8 @@
 """The forward pass over batch, heads, length and head width, with its first output values beside each other."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, ClassVar
+from typing import Any
 
 from attnbench.bench.attention import SHAPE
 from attnbench.bench.base import (
@@ -22,36 +21,32 @@ from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, OUR_KERNE
 from attnbench.ops.attention.cuda.cuda_attention import STEPS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.options import option
 
 AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width": "D"}
 """Settings that tell cells apart, and the headers of their columns."""
 
 
-@dataclass(kw_only=True)
 class GridBench(TimedBench):
-    """Times the forward pass of each implementation, every position seeing all, nothing recorded for a backward pass.
+    """Attention's forward pass, every position seeing all, over batch, heads, length and head width."""
 
-    Args:
-        batch_sizes, num_heads, lengths, head_widths: the axes; every combination is a cell.
-        implementations: names, see ops/attention/attention_kernels.py.
+    batch_sizes: list[int] = option([1, 2, 4], "sequences", minimum=1)
+    num_heads: list[int] = option([1, 2, 4, 8], "heads of each", minimum=1)
+    lengths: list[int] = option([1024, 2048, 4096, 8192], "positions", minimum=1)
+    head_widths: list[int] = option([64, 128], "channels a head", minimum=1)
+    implementations: list = option(
+        ["textbook", "sdpa_flash", "sdpa_cudnn", "flash_attn", "triton", *STEPS],
+        "the last four are one kernel in CUDA C++, in steps: attnbench/ops/attention/cuda/flash_attention.cu",
+    )
+    warmup, max_seconds = 2, 0.1
 
-    Raises:
-        UserError: a count that is none, or an implementation that there is not.
-    """
-
-    batch_sizes: list[int]
-    num_heads: list[int]
-    lengths: list[int]
-    head_widths: list[int]
-    implementations: list
-
-    ratios: ClassVar[tuple[tuple[str, str], ...]] = (
+    ratios = (
         *(("textbook", name) for name in OUR_KERNELS),
         *(("sdpa_flash", name) for name in OUR_KERNELS),
         # What each step of our CUDA kernel gains over the one before.
         *pairwise(STEPS),
     )
-    layouts: ClassVar[tuple[Layout, ...]] = (
+    layouts = (
         Layout(
             title="forward, ms",
             lines=tuple(AXES),
@@ -78,22 +73,14 @@ class GridBench(TimedBench):
             on_page_alone=True,
         ),
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = ((f"forward{MILLISECONDS}", "sequence_length"),)
-    headline: ClassVar[tuple[Headline, ...]] = (
-        Headline("forward_milliseconds", "forward ms", axes=(*SHAPE, "batch_size", "num_heads"), label=SHAPE),
-    )
-    smoke: ClassVar[dict[str, Any]] = {
-        "batch_sizes": [1],
-        "num_heads": [1, 2],
-        "lengths": [33],
-        "head_widths": [16],
+    plots = ((f"forward{MILLISECONDS}", "sequence_length"),)
+    headline = (Headline("forward_milliseconds", "forward ms", axes=(*SHAPE, "batch_size", "num_heads"), label=SHAPE),)
+    smoke = {
+        **{"batch_sizes": [1], "num_heads": [1, 2], "lengths": [33], "head_widths": [16], "warmup": 1, "repeats": 3},
         "implementations": ["textbook", "sdpa_flash", "flash_attn"],
-        "warmup": 1,
-        "repeats": 3,
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_implementations(self.implementations, IMPLEMENTATIONS)
 
     def cells(self) -> Iterator[dict[str, Any]]:

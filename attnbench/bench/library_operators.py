@@ -1,8 +1,8 @@
-"""Operators by themselves, forward and backward, ours beside those of libraries in one process."""
+"""Operators by themselves, ours beside those of libraries."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,25 +12,25 @@ from attnbench.bench.base import (
     MILLISECONDS,
     Conditions,
     TimedBench,
+    by_implementation,
     check_implementations,
     error_row,
-    peak_row,
-    rows_or_reason,
     speedup_columns,
     with_speedups,
 )
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.library import IMPLEMENTATIONS, OPERATORS, Function, Inputs, Operator, Packed, Shape
+from attnbench.bench.operators.passes import Passes
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import time_row, without_numbers
+from attnbench.evals.lib.rows import peak_row, time_row
 from attnbench.machine.device import forget_compiled
-from attnbench.machine.precision import multiplying
-from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, attempt, time_repeats
+from attnbench.machine.timing import PeakMemory
 from attnbench.mixers.definition import PART_FACTOR, TOLERANCES, relative_error
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
 
 PASSES = ("forward", "backward", "total")
 PEAK = "peak_memory_mib"
@@ -42,28 +42,24 @@ RATIOS = (
 )
 
 
-@dataclass(kw_only=True)
 class LibraryOperatorsBench(TimedBench):
-    """Times each implementation of every operator at every shape.
+    """The mixers' operators by themselves, forward and backward, ours beside those of libraries in one process."""
 
-    Args:
-        operators: names, see operators/library.py.
-        shapes: [sequences, positions, heads, channels a head] each, of all operators.
-        grouped_shapes: [sequences, positions, heads of query and key, heads of value, channels a head], of the gated
-            delta rule; [] for none.
-        implementations: names; an operator has those that there are of it.
+    operators: list = option(
+        ["retention", "simple_gla", "mamba2", "gla", "kda", "gated_delta_rule", "softmax", "fox"],
+        "one operator each, without a mixer around it",
+    )
+    shapes: list = option([[128, 256, 4, 64], [2, 16384, 12, 64]], "sequences, positions, heads, channels a head")
+    grouped_shapes: list = option(
+        [[1, 8192, 16, 32, 128]], "of the gated delta rule: heads of query and key, then of value; []: none"
+    )
+    implementations: list = option(
+        [*IMPLEMENTATIONS], "what is not installed or not registered for a mixer is a row that says so"
+    )
+    warmup, repeats, max_seconds = 3, 50, 1
 
-    Raises:
-        UserError: a count that is none, an operator or an implementation that there is not, or heads that do not share.
-    """
-
-    operators: list
-    shapes: list
-    grouped_shapes: list
-    implementations: list
-
-    ratios: ClassVar[tuple[tuple[str, str], ...]] = RATIOS
-    layouts: ClassVar[tuple[Layout, ...]] = (
+    ratios = RATIOS
+    layouts = (
         *(
             Layout(
                 title=f"{title}, ms",
@@ -75,26 +71,18 @@ class LibraryOperatorsBench(TimedBench):
         Layout(title="peak memory of both passes, MiB", lines=LINES, values=(Values(metric=PEAK),)),
         Layout(title="largest relative error", lines=LINES, values=(Values(metric=MAX_ERROR),)),
     )
-    notes: ClassVar[tuple[str, ...]] = (
+    notes = (
         "All implementations run in one process on the same inputs, each after calls that compile and, in the "
         "libraries, choose among configurations, which are not timed. `torch` is our form without kernels, compiled on "
         "CUDA. triton takes query, key and value side by side where a mixer's projection leaves them so. "
         "`without_gates` is fox's kernel without forget gates, another function.",
         "Peak memory is that of the tensors which both passes make, beyond their inputs.",
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = (("total_milliseconds", "sequence_length"),)
-    headline: ClassVar[tuple[Headline, ...]] = (
-        Headline("total_milliseconds", "ms", axes=("operator", "sequence_length"), label=("operator",)),
-    )
-    smoke: ClassVar[dict[str, Any]] = {
-        "shapes": [[1, 33, 2, 16]],
-        "grouped_shapes": [[1, 20, 1, 2, 16]],
-        "warmup": 1,
-        "repeats": 3,
-    }
+    plots = (("total_milliseconds", "sequence_length"),)
+    headline = (Headline("total_milliseconds", "ms", axes=("operator", "sequence_length"), label=("operator",)),)
+    smoke = {"shapes": [[1, 33, 2, 16]], "grouped_shapes": [[1, 20, 1, 2, 16]], "warmup": 1, "repeats": 3}
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_implementations(self.implementations, IMPLEMENTATIONS)
         unknown = [name for name in self.operators if name not in OPERATORS]
         if unknown or not self.operators:
@@ -120,53 +108,28 @@ class LibraryOperatorsBench(TimedBench):
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         operator = OPERATORS[cell["operator"]]
         names = [name for name in self.implementations if name in operator.functions]
-        yield from with_speedups(self._measured(operator, names, cell, conditions), RATIOS)
-
-    def _measured(
-        self, operator: Operator, names: Sequence[str], cell: dict[str, Any], conditions: Conditions
-    ) -> Iterator[Measurement]:
-        # The compiler makes a handful of versions of a function and no more: each shape has them all to itself.
-        forget_compiled()
         shape = Shape(**{name: cell[name] for name in Shape._fields})
-        with multiplying(conditions.precision):
-            example = attempt(lambda: Example(operator, shape, conditions))
-            for name in names:
-                settings = cell | {"implementation": name}
-                if isinstance(example, OutOfMemory):
-                    reason = f"the reference: {example.reason}"
-                    yield from without_numbers(UNITS, settings, "out_of_memory", reason)
-                    continue
+        # The compiler keeps few versions of a function: each shape starts without any.
+        forget_compiled()
 
-                def measure(name: str = name, settings: dict[str, Any] = settings, example: Example = example):
-                    return self._rows(operator, name, example, settings, conditions)
+        def rows(name: str, example: "Example", settings: dict[str, Any]) -> Iterator[Measurement]:
+            passes = OperatorPasses(operator.functions[name](shape, conditions), example)
+            results = passes.results()
+            if name not in operator.others:
+                yield error_row(example.largest_error(results, conditions.precision), settings)
+            del results
+            peak = PeakMemory(conditions.device, of_tensors=True)
+            passes.total()
+            yield peak_row(PEAK, peak.mib(), settings)
+            for part, times in passes.times(PASSES, self.repetition):
+                yield time_row(times, settings, f"{part}{MILLISECONDS}")
 
-                yield from rows_or_reason(UNITS, settings, measure)
-
-    def _rows(
-        self, operator: Operator, name: str, example: "Example", settings: dict[str, Any], conditions: Conditions
-    ) -> Iterator[Measurement]:
-        passes = Passes(operator.functions[name](example.shape, conditions), example)
-        results = passes.results()
-        if name not in operator.others:
-            yield error_row(example.largest_error(results, conditions.precision), settings)
-        del results
-        peak = PeakMemory(conditions.device, of_tensors=True)
-        passes.total()
-        yield peak_row(PEAK, peak.mib(), settings)
-        cold = ColdCaches(conditions.device)
-        for part in PASSES:
-            times = time_repeats(
-                getattr(passes, part),
-                conditions.device,
-                **asdict(self.repetition),
-                prepare=passes.forward if part == "backward" else None,
-                before=cold,
-            )
-            yield time_row(times, settings, f"{part}{MILLISECONDS}")
+        make = partial(Example, operator, shape, conditions)
+        yield from with_speedups(by_implementation(names, UNITS, cell, conditions, make, rows), RATIOS)
 
 
 class Example:
-    """Inputs of one cell, the output's gradient, and output and gradients by the definition in float64."""
+    """Inputs of one cell, the output's gradient, and output and gradients in float64."""
 
     def __init__(self, operator: Operator, shape: Shape, conditions: Conditions) -> None:
         self.shape = shape
@@ -187,11 +150,9 @@ class Example:
         return [output.detach(), *gradients]
 
     def largest_error(self, results: Sequence[Tensor], precision: str) -> float:
-        """Return the largest relative error of output and gradients.
+        """Return the largest relative error of output and gradients; raises GateError for one past the precision's.
 
-        Raises:
-            GateError: one is more than the precision explains; gates, which sum over channels, are allowed
-                PART_FACTOR times as much.
+        Gradients of gates, which sum over channels, are allowed PART_FACTOR times as much.
         """
         largest = 0.0
         for head, expected in zip(self.heads, self.expected, strict=True):
@@ -208,46 +169,26 @@ class Example:
 
 
 def _of(x: Tensor, head: tuple[int, int] | None) -> Tensor:
-    """All of a tensor (B, T, H, ...), or one head of one sequence."""
+    """Take one head of one sequence of (B, T, H, ...); None: all."""
     return x if head is None else x[head[0] : head[0] + 1, :, head[1] : head[1] + 1]
 
 
-class Passes:
-    """The forward and the backward call of an implementation on an example."""
+class OperatorPasses(Passes):
+    """The calls of an implementation on an example."""
 
     def __init__(self, function: Function | Packed, example: Example) -> None:
-        self.example = example
-        self.is_packed = isinstance(function, Packed)
-        self.function = function.function if isinstance(function, Packed) else function
+        self.example, self.is_packed = example, isinstance(function, Packed)
+        call = function.function if isinstance(function, Packed) else function
         inputs = dict(example.inputs)
         if self.is_packed:
             heads = [inputs.pop(name).flatten(2) for name in ("query", "key", "value")]
             inputs = {"mixed": torch.cat(heads, dim=-1), **inputs}
-        self.inputs: Inputs = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-        self._output: Tensor | None = None
-
-    def forward(self) -> None:
-        """Keep the output, and with it what the backward pass needs, in place of the last."""
-        self._output = None
-        self._output = self.function(**self.inputs)
-
-    def backward(self) -> tuple[Tensor, ...]:
-        """The gradients of the last forward pass; frees what it kept."""
-        output, self._output = self._output, None
-        assert output is not None
-        # What a function does not read has no gradient.
-        return torch.autograd.grad(output, list(self.inputs.values()), self.example.gradient, allow_unused=True)
-
-    def total(self) -> None:
-        self.forward()
-        self.backward()
+        inputs: Inputs = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+        super().__init__(partial(call, **inputs), list(inputs.values()), example.gradient)
 
     def results(self) -> list[Tensor]:
-        """Output and gradients in the order of the example's inputs."""
-        self.forward()
-        assert self._output is not None
-        output = self._output.detach()
-        gradients = list(self.backward())
+        """Return output and gradients in the order of the example's inputs."""
+        output, *gradients = self.outcome()
         if self.is_packed:
             parts = [self.example.inputs[name] for name in ("query", "key", "value")]
             split = gradients[0].split([x[0, 0].numel() for x in parts], dim=-1)

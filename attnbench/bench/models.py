@@ -1,9 +1,8 @@
-"""Whole language models of published sizes: milliseconds of a forward pass, and of a forward with a backward pass."""
+"""Whole language models of published sizes: a forward pass, and a forward with a backward pass."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -12,25 +11,22 @@ from attnbench.bench.base import (
     MILLISECONDS,
     ROOFLINE,
     Conditions,
-    Missing,
     TimedBench,
-    attempted,
     error_row,
-    rows_or_reason,
     time_rows,
 )
 from attnbench.bench.operators.gate import mixer_error
-from attnbench.bench.operators.language_models import Candidate, model_of, resolved
+from attnbench.bench.operators.language_models import Candidate, by_mixer, model_of
 from attnbench.bench.operators.roofline import Work
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.precision import computing
-from attnbench.machine.timing import Times, time_repeats
+from attnbench.machine.timing import Times
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
 from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.step import Batch, batch_nats, loss_and_gradients
 
@@ -41,31 +37,30 @@ PASSES = {"forward": 1, "total": 3}
 UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 
 
-@dataclass(kw_only=True)
 class ModelsBench(TimedBench):
-    """Times models with initial weights on random tokens, not compiled.
+    """Whole language models of published sizes: milliseconds of a forward pass, and of one with its backward pass.
 
-    On CUDA each call is replayed as a CUDA graph: the device's work, not how fast the host issues it. The forward pass
-    goes up to the loss and records nothing for a backward pass. Each mixer's model has the feed-forward width that
-    meets softmax's parameters at that size.
-
-    Args:
-        sizes: [name, width, feed-forward width, layers, heads] each.
-        mixers: names of yamls of attn/.
-        vocabulary_size: symbols.
-        batch_size, length: of the tokens.
-
-    Raises:
-        UserError: a count that is none, a size that is no name and four of them, or no mixer.
+    Models have initial weights and read random tokens, not compiled. On CUDA each call is replayed as a CUDA graph: the
+    device's work, not how fast the host issues it. The forward pass goes up to the loss and records nothing for a
+    backward pass. Each mixer's model has the feed-forward width that meets softmax's parameters at that size.
     """
 
-    sizes: list
-    mixers: list
-    vocabulary_size: int
-    batch_size: int
-    length: int
+    sizes: list = option(
+        [
+            ["small", 768, 3072, 12, 12],
+            ["medium", 1024, 4096, 24, 16],
+            ["large", 1280, 5120, 36, 20],
+            ["2.7B", 2560, 10240, 32, 32],
+        ],
+        "[name, width, feed-forward width, layers, heads]",
+    )
+    mixers: list = option(["softmax", "flash", "linear", "gated_deltanet"], "names of yamls of attn/")
+    vocabulary_size: int = option(10000, "symbols", minimum=1)
+    batch_size: int = option(4, "sequences a step", minimum=1)
+    length: int = option(512, "positions", minimum=1)
+    repeats, max_seconds = 10, 3
 
-    layouts: ClassVar[tuple[Layout, ...]] = (
+    layouts = (
         Layout(
             title="ms, forward alone and with backward",
             lines=("size", "implementation", "backend"),
@@ -80,26 +75,18 @@ class ModelsBench(TimedBench):
         ),
     )
     # 1: replayed on CUDA.
-    numbers_version: ClassVar[int] = 1
-    notes: ClassVar[tuple[str, ...]] = (
+    numbers_version = 1
+    notes = (
         "Nothing is compiled. On CUDA each call is replayed as a CUDA graph, so that these are the device's times and "
         "not those of a host that issues kernel after kernel.",
     )
-    headline: ClassVar[tuple[Headline, ...]] = (
-        Headline("total_milliseconds", "forward and backward ms", label=("size",), pick="each"),
-    )
-    smoke: ClassVar[dict[str, Any]] = {
-        "sizes": [["smoke", 32, 24, 2, 2]],
-        "mixers": ["softmax", "linear"],
-        "vocabulary_size": 32,
-        "batch_size": 1,
-        "length": 16,
-        "warmup": 1,
-        "repeats": 3,
+    headline = (Headline("total_milliseconds", "forward and backward ms", label=("size",), pick="each"),)
+    smoke = {
+        **{"sizes": [["smoke", 32, 24, 2, 2]], "mixers": ["softmax", "linear"], "vocabulary_size": 32},
+        **{"batch_size": 1, "length": 16, "warmup": 1, "repeats": 3},
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.models = {model.name: model for model in map(_named_size, self.sizes)}
         given = {"sizes": (self.sizes, self.models), "mixers": (self.mixers, set(map(str, self.mixers)))}
         for name, (values, different) in given.items():
@@ -116,31 +103,15 @@ class ModelsBench(TimedBench):
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         size = self.models[cell["size"]]
-        for mixer in conditions.mixers(self.mixers):
-            settings = cell | {"implementation": mixer.name, "backend": ""}
-            chosen = attempted(lambda mixer=mixer: resolved(mixer, size, conditions))
-            if isinstance(chosen, Missing):
-                yield from without_numbers(UNITS, settings, *chosen)
-                continue
-            settings |= {"backend": chosen.options["backend"]}
-            yield from rows_or_reason(UNITS, settings, self._measure_one(chosen, size, settings, conditions))
 
-    def _measure_one(
-        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], conditions: Conditions
-    ) -> Callable[[], Iterable[Measurement]]:
-        def measure() -> Iterator[Measurement]:
+        def rows(mixer: MixerSettings, settings: dict[str, Any]) -> Iterator[Measurement]:
             error = mixer_error(mixer, size.head_width, conditions.device, conditions.precision)
-            candidate = Candidate(
-                mixer=mixer,
-                size=size,
-                vocabulary_size=self.vocabulary_size,
-                length=self.length,
-                conditions=conditions,
-            )
+            given = {"vocabulary_size": self.vocabulary_size, "length": self.length, "conditions": conditions}
+            model = Candidate(mixer=mixer, size=size, **given).build()
             yield error_row(error, settings)
-            yield from self._times(candidate.build(), settings, conditions)
+            yield from self._times(model, settings, conditions)
 
-        return measure
+        yield from by_mixer(self.mixers, size, UNITS, cell, conditions, rows)
 
     def _times(self, model: LanguageModel, settings: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         device, precision = conditions.device, conditions.precision
@@ -174,7 +145,7 @@ class ModelsBench(TimedBench):
                 for _ in range(CapturedCall.NUM_WARMUP + 1):
                     # The last of them is recorded.
                     call()
-            return time_repeats(call, device, **asdict(self.repetition))
+            return self.repetition.times(call, device)
 
 
 def _named_size(size: Any) -> ModelSettings:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.bench.base import Bench
-from attnbench.bench.run import CEILINGS, cell_file, cell_label
+from attnbench.bench.run import CEILINGS, cell_label, results_file
 from attnbench.bench.tables import WIDTH, Layout, narrowed, reasons, tables
 from attnbench.machine.environment import environment_id
 from attnbench.results import page
@@ -48,8 +48,8 @@ def is_bench(folder: Path) -> bool:
 
 
 def print_tables(folders: Sequence[Path]) -> None:
-    """Print the tables of each bench among the runs, write a results.csv into each folder, and list the folders."""
-    # First: rows of several jobs may belong into one cell, and are no less measured.
+    """Print the tables of each bench among the runs, write results.csv into each folder, and list the folders."""
+    # First: rows of several runs may belong into one cell of a table, which is an error.
     for folder in folders:
         for measured in _measured([folder]):
             write_csv(measured.rows, folder / "results.csv")
@@ -79,7 +79,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
     if len(runs) != 1 or not runs[0].rows:
         names = ", ".join(measured.name for measured in runs)
         raise UserError(f"{', '.join(map(str, folders))}: must be runs of one bench that measured something ({names})")
-    (measured,) = runs
+    [measured] = runs
     shown, why = list(tables(measured.rows, measured.layouts)), reasons(measured.rows, measured.layouts)
     missing = measured.missing
     commit, device = (page.listed_values(measured.rows, column) for column in ("commit", "device"))
@@ -92,7 +92,6 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
         target,
         title=title,
         parts=[
-            # First, so that nobody reads a time without its shape.
             note,
             *measured.bench.notes,
             *shown,
@@ -108,7 +107,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
 
 
 def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
-    """The ceilings that shares of the roofline are shares of; empty where no table has such a share."""
+    """Describe the ceilings of the roofline; empty where no table has shares of it."""
     if not any(header.endswith("roof") for table in shown for header in table.headers):
         return ""
     values = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}
@@ -127,11 +126,7 @@ def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
 
 
 def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
-    """The runs by bench, in the order in which the folders name them.
-
-    Raises:
-        UserError: a folder that is no run of a bench, or a file that was altered.
-    """
+    """Read the runs by bench, in the order of the folders."""
     configs = {folder: _config(folder) for folder in folders}
     for name in dict.fromkeys(config["name"] for config in configs.values()):
         runs = {folder: config for folder, config in configs.items() if config["name"] == name}
@@ -147,15 +142,14 @@ def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
 
 
 def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """The cells that a run which was cut off has not come to the end of."""
+    """The cells that a run which was cut off has not finished."""
     bench = build(config["target"], config["options"], Bench)
     for index, cell in enumerate(bench.cells()):
-        if not is_complete(cell_file(folder, config["name"], index)):
+        if not is_complete(results_file(folder, config["name"], f"{index:04}")):
             yield f"{folder.name}: {cell_label(cell)}"
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The settings of a run of attnbench bench."""
     content = _content(folder / "config.yaml")
     if "bench" not in content:
         raise UserError(f"{folder}: is no run of attnbench bench")

@@ -39,44 +39,30 @@ ComposeMixers = Callable[[Sequence[str] | None], list[MixerSettings]]
 def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
     """Measure the cells that are not there yet, logging each line as it comes; returns the folder.
 
-    Args:
-        compose_mixers: see `cli.compose.compose_mixers`.
-
     Raises:
         UserError: the device is not there, or has no such precision; there is nothing to measure, or no such mixer.
     """
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.precision, device.type, setting="precision")
-    bench = build(settings.target, settings.options, Bench)
+    bench = build(settings.target, settings.options, Bench, group="bench")
     if next(bench.cells(), None) is None:
         empty = ", ".join(f"bench.{name}=[]" for name, value in settings.options.items() if value == [])
         raise UserError(f"{empty}: leaves bench={settings.name} nothing to measure")
     hashed = _hash(settings, precision, device, compose_mixers(bench.mixer_names))
     folder = Path(settings.outputs_dir) / EXPERIMENT / settings.name / f"{precision}-{hashed}"
-    conditions = Conditions(
-        device=device,
-        precision=precision,
-        ceilings=Ceilings(0.0, 0.0),
-        mixers=compose_mixers,
-        folder=folder,
-    )
+    unknown = Ceilings(0.0, 0.0)
+    conditions = Conditions(device=device, precision=precision, ceilings=unknown, mixers=compose_mixers, folder=folder)
     given = BenchRun(settings=settings, bench=bench, folder=folder, config_hash=hashed, conditions=conditions)
     run_jobs([CeilingsJob(given), *(CellJob(given, index, cell) for index, cell in enumerate(bench.cells()))])
     return folder
 
 
-def cell_file(folder: Path, bench: str, index: int) -> Path:
-    """The results file of a cell, by its index among the bench's cells."""
-    return _results_file(folder, bench, f"{index:04}")
+def results_file(folder: Path, bench: str, name: str) -> Path:
+    return folder / "results" / f"{bench}-{name}.jsonl"
 
 
 def cell_label(cell: dict[str, Any]) -> str:
-    """The settings of a cell in a line."""
     return " ".join(f"{axis}={value}" for axis, value in cell.items())
-
-
-def _results_file(folder: Path, bench: str, name: str) -> Path:
-    return folder / "results" / f"{bench}-{name}.jsonl"
 
 
 def _hash(settings: BenchSettings, precision: str, device: torch.device, mixers: list[MixerSettings]) -> str:
@@ -98,13 +84,13 @@ class BenchRun:
     folder: Path
     config_hash: str
     conditions: Conditions
-    """Conditions, without ceilings until these are measured."""
+    """Without ceilings until these are measured."""
     stamp: dict[str, Any] | None = None
     """The environment, once the first job has begun."""
 
 
 class BenchJob(Job):
-    """A results file of a bench. Its rows belong to the device; those of an implementation bear its name."""
+    """A results file of a bench. Its rows are the device's; those of an implementation have its name."""
 
     experiment = EXPERIMENT
 
@@ -116,7 +102,7 @@ class BenchJob(Job):
     @property
     def results(self) -> Path:
         """One file a cell, all of one identity."""
-        return _results_file(self.folder, self.evaluation, self.name)
+        return results_file(self.folder, self.evaluation, self.name)
 
     def columns(self) -> dict[str, Any]:
         return {
@@ -145,7 +131,7 @@ class BenchJob(Job):
 
 
 class CeilingsJob(BenchJob):
-    """The ceilings of the device, which all cells are held against."""
+    """The ceilings of the device, which every cell's roofline needs."""
 
     def __init__(self, given: BenchRun) -> None:
         super().__init__(given, "ceilings", "ceilings of the device")

@@ -1,23 +1,23 @@
 """Training steps of a probe's small models, alone and in stacks: up to which size another training costs less."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from attnbench.bench.base import MAX_ERROR, Conditions, Missing, TimedBench, attempted, error_row, rows_or_reason
-from attnbench.bench.operators.language_models import resolved
+from attnbench.bench.base import MAX_ERROR, Conditions, TimedBench, error_row
+from attnbench.bench.operators.language_models import by_mixer
 from attnbench.bench.tables import Layout, Values
-from attnbench.evals.lib.rows import time_row, without_numbers
-from attnbench.machine.timing import Times, time_repeats
+from attnbench.evals.lib.rows import time_row
+from attnbench.machine.timing import Times
 from attnbench.mixers.base import Mixer
 from attnbench.model.building import build_model
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.check import check_counts
 from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, ModelSettings, TrainSettings
 from attnbench.training.checkpoint import TrainState
@@ -28,73 +28,47 @@ from attnbench.training.step import Batch, stepper
 STEP, SHARE = "step_milliseconds", "training_milliseconds"
 UNITS = {STEP: "ms", SHARE: "ms", MAX_ERROR: ""}
 
+LINES = ("sequence_length", "width", "compiled", "stack")
 NAMES = ("length", "pairs", "width", "batch_size", "vocabulary_size")
 
 
-@dataclass(kw_only=True)
 class StacksBench(TimedBench):
-    """Times the training step of stacks of recall's models on random tokens: forward, backward, clipping, update.
+    """Training steps of a probe's small models, alone and in stacks: forward, backward, clipping, update.
 
-    A stack of one is a training alone, as every probe's is where no stack is asked for. On a GPU all steps are replayed
-    as CUDA graphs, as in training.
-
-    Args:
-        tasks: [length, pairs, width, sequences a step, symbols] each; logits are read at as many positions as pairs.
-        stacks: trainings in a stack.
-        mixers: names of yamls of attn/.
-        num_layers: of each model, which has one head and no feed-forward.
-        compiled: a training alone as it is, or through torch.compile, or both.
-
-    Raises:
-        UserError: a count that is none, or no task, stack or mixer.
+    A stack of one is a training alone, as every probe's is where no stack is asked for. Tokens are random. On a GPU all
+    steps are replayed as CUDA graphs, as in training.
     """
 
-    tasks: list
-    stacks: list[int]
-    mixers: list
-    num_layers: int
-    compiled: list[bool]
-
-    layouts: ClassVar[tuple[Layout, ...]] = (
-        Layout(
-            title="a training's share of a step, ms",
-            lines=("sequence_length", "width", "compiled", "stack"),
-            values=(Values(metric=SHARE),),
-        ),
-        Layout(
-            title="a step of the stack, ms",
-            lines=("sequence_length", "width", "compiled", "stack"),
-            values=(Values(metric=STEP),),
-        ),
-        Layout(
-            title="the first step's loss and gradient norm, largest relative error",
-            lines=("sequence_length", "width", "compiled", "stack"),
-            values=(Values(metric=MAX_ERROR),),
-        ),
+    tasks: list = option(
+        [[32, 4, 32, 64, 64], [64, 4, 64, 256, 8192], [256, 16, 64, 256, 8192], [512, 64, 64, 128, 8192]],
+        "[length, pairs, width, sequences a step, symbols]: recall's presets small and zoology",
     )
-    notes: ClassVar[tuple[str, ...]] = (
+    stacks: list[int] = option([1, 2, 3, 5, 10, 20], "trainings in a stack; 1 is a training alone", minimum=1)
+    mixers: list = option(["softmax", "linear", "gated_deltanet"], "names of yamls of attn/")
+    num_layers: int = option(2, "of each model, which has one head and no feed-forward", minimum=1)
+    compiled: list[bool] = option([False], "true: a training alone through torch.compile, which takes some ten seconds")
+    repeats, max_seconds = 30, 3
+
+    layouts = tuple(
+        Layout(title=title, lines=LINES, values=(Values(metric=metric),))
+        for title, metric in (
+            ("a training's share of a step, ms", SHARE),
+            ("a step of the stack, ms", STEP),
+            ("the first step's loss and gradient norm, largest relative error", MAX_ERROR),
+        )
+    )
+    notes = (
         "Trainings of a stack differ in seed and learning rate. A share is the time of the whole step divided by their "
         "number: where it no longer falls, the device is full. Errors are beside the same trainings alone.",
     )
-    plots: ClassVar[tuple[tuple[str, str], ...]] = ((SHARE, "stack"),)
-    headline: ClassVar[tuple[Headline, ...]] = (
-        Headline(
-            SHARE, "ms a training's step", axes=("sequence_length", "width", "compiled", "stack"), label=("stack",)
-        ),
-    )
-    smoke: ClassVar[dict[str, Any]] = {
-        **{
-            "tasks": [[16, 2, 16, 4, 32]],
-            "stacks": [1, 2],
-            "mixers": ["softmax", "linear"],
-            "num_layers": 1,
-            "compiled": [False],
-        },
-        **{"warmup": 1, "repeats": 3},
+    plots = ((SHARE, "stack"),)
+    headline = (Headline(SHARE, "ms a training's step", axes=LINES, label=("stack",)),)
+    smoke = {
+        **{"tasks": [[16, 2, 16, 4, 32]], "stacks": [1, 2], "mixers": ["softmax", "linear"], "num_layers": 1},
+        **{"compiled": [False], "warmup": 1, "repeats": 3},
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("tasks", "stacks", "mixers", "compiled"):
             if not getattr(self, name):
                 raise UserError(f"bench.{name}=[]: must name at least one")
@@ -119,34 +93,23 @@ class StacksBench(TimedBench):
         width = cell["width"]
         shape = {"dim": width, "num_layers": self.num_layers, "head_width": width, "feed_forward_width": 0}
         size = ModelSettings(name=f"recall-{width}", **shape)
-        for mixer in conditions.mixers(self.mixers):
-            settings = cell | {"implementation": mixer.name, "backend": ""}
-            chosen = attempted(lambda mixer=mixer: resolved(mixer, size, conditions))
-            if isinstance(chosen, Missing):
-                yield from without_numbers(UNITS, settings, *chosen)
-                continue
-            settings |= {"backend": chosen.options["backend"]}
-            yield from rows_or_reason(UNITS, settings, self._measure_one(chosen, size, settings, conditions))
 
-    def _measure_one(
-        self, mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], conditions: Conditions
-    ) -> Callable[[], Iterable[Measurement]]:
-        def measure() -> Iterator[Measurement]:
-            number = settings["stack"]
-            if number > 1 and mixer.options["backend"] in resolve(mixer.target, Mixer).without_vmap:
-                raise UserError(f"backend {mixer.options['backend']} has no batching rule and trains one by one")
+        def rows(mixer: MixerSettings, settings: dict[str, Any]) -> Iterator[Measurement]:
+            number, backend = settings["stack"], mixer.options["backend"]
+            if number > 1 and backend in resolve(mixer.target, Mixer).without_vmap:
+                raise UserError(f"backend {backend} has no batching rule and trains one by one")
 
             def members() -> list[Member]:
                 return [_member(mixer, size, settings, seed, conditions) for seed in range(number)]
 
             yield error_row(_error(members(), members(), conditions), settings)
             step = _step(members(), conditions, settings["compiled"])
-            times = time_repeats(step, conditions.device, **asdict(self.repetition))
+            times = self.repetition.times(step, conditions.device)
             yield time_row(times, settings, STEP)
             low, median, high = (value / number for value in (times.low_ms, times.median_ms, times.high_ms))
             yield time_row(Times(median, low, high, times.num_repeats), settings, SHARE)
 
-        return measure
+        yield from by_mixer(self.mixers, size, UNITS, cell, conditions, rows)
 
 
 def _member(
@@ -180,15 +143,14 @@ def _error(stacked: Sequence[Member], alone: Sequence[Member], conditions: Condi
     reports = Stack(stacked, conditions.precision).step(stacked) if len(stacked) > 1 else {}
     errors = []
     for one, single in zip(stacked, alone, strict=True):
-        step, rates = stepper(single.state, single.settings, conditions.precision), _rates(single)
+        step, rates = (
+            stepper(single.state, single.settings, conditions.precision),
+            Rates(single.state, single.settings, single.num_steps),
+        )
         expected = step(single.batches(0), rates.next())
         for ours, theirs in zip(reports.get(one, expected), expected, strict=True):
             errors.append(float((ours - theirs).abs() / theirs.abs()))
     return max(errors)
-
-
-def _rates(one: Member) -> Rates:
-    return Rates(one.state, one.settings, one.num_steps)
 
 
 def _step(members: Sequence[Member], conditions: Conditions, compiled: bool) -> Callable[[], object]:
@@ -199,5 +161,5 @@ def _step(members: Sequence[Member], conditions: Conditions, compiled: bool) -> 
         return lambda: stack.step(members)
     [one] = members
     step = stepper(one.state, one.settings, conditions.precision, compiled=compiled, captured=captured)
-    rates, batch = _rates(one), one.batches(0)
+    rates, batch = Rates(one.state, one.settings, one.num_steps), one.batches(0)
     return lambda: step(batch, rates.next())

@@ -54,7 +54,7 @@ class Layout:
 
 
 def tables(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Table]:
-    """A table for each layout that has rows. Rows of several runs get a label for whatever else they differ in.
+    """Make a table for each layout that has rows; rows of several runs are labelled by the settings that differ.
 
     Raises:
         UserError: two rows belong into one cell.
@@ -90,7 +90,7 @@ def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> T
                 f"{layout.title}: {headers[column]} at {where} was measured twice, in {runs}; make a table of each"
             )
         line[column] = row
-    # What runs nowhere here is a reason below the table, no column.
+    # An implementation that runs nowhere here is a reason below the table, and no column.
     supported = {column for column, row, _ in entries if row.measurement.status != "unsupported"}
     shown = [column for column in headers if column in supported]
     return Table(
@@ -110,7 +110,7 @@ def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> T
 
 
 def _lead(lines: Sequence[Sequence[ResultRow]]) -> str:
-    """Write the lead of a table with times of several sittings: in one line, or a sitting a line; empty without."""
+    """Say which times of a table belong to several sittings; empty for one sitting."""
 
     def sittings(line: Sequence[ResultRow]) -> list[str]:
         measured = [(row, row.measurement) for row in line if row.measurement.value is not None]
@@ -124,14 +124,13 @@ def _lead(lines: Sequence[Sequence[ResultRow]]) -> str:
 
 
 def _settings(row: ResultRow) -> dict[str, Any]:
-    """Settings of a row, with those that are columns of every row."""
     identity = row.identity
     columns = {"implementation": identity.variant, "backend": identity.backend, "precision": identity.precision}
     return row.measurement.settings | columns
 
 
 def _differing(entries: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
-    """Settings that are no line and no column of this layout, and that are not the same in all its rows."""
+    """Settings that are no line and no column of this layout, and that differ between its rows."""
     known = {*layout.lines, layout.columns, *APART, *(name for values in layout.values for name in values.where)}
     names = dict.fromkeys(name for settings in entries for name in settings if name not in known)
     return [name for name in names if len({settings.get(name) for settings in entries}) > 1]
@@ -163,7 +162,7 @@ def _label(value: Any) -> str:
 
 
 def narrowed(table: Table) -> Iterator[Table]:
-    """The same table as several side by side, each with the labels, where it is wider than a terminal."""
+    """Split a table that is wider than a terminal into several, each with the labels."""
     widths = [max(len(str(line[index])) for line in (table.headers, *table.lines)) + GAP
               for index in range(len(table.headers))]  # fmt: skip
     labels = list(range(table.num_labels))
@@ -185,7 +184,7 @@ def _columns(table: Table, indices: Sequence[int]) -> Table:
 
 
 def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
-    """List why numbers are missing in the tables, a line a reason, with its implementations and number of cells."""
+    """List why numbers are missing: a line for each reason, with its implementations and number of cells."""
     shown = {values.metric for layout in layouts for values in layout.values}
     cells: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:

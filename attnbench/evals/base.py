@@ -1,29 +1,35 @@
-"""The interfaces of evaluations: classes with typed settings that turn a subject or a small training into measurements.
+"""The interfaces of evaluations: classes whose fields are their settings, and which measure a subject.
 
-Three kinds, by what they need. A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` times or weighs
-models of its own, so the runner gives it a process of its own. A `Probe` declares tasks: small models trained from
-scratch on synthetic data; it does not train them itself, because learning rates and seeds are the runner's.
+A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` measures models of its own in a process of its own.
+A `Probe` declares small models that are trained on synthetic data. A `bench.base.Bench` measures an operator.
 """
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from attnbench.data.corpus import Corpus
+from attnbench.mixers.around import Gate
+from attnbench.mixers.layers import INITIAL_DEVIATION
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.options import Options, option
 from attnbench.settings.registry import is_own
-from attnbench.settings.schema import ModelSettings, TrainSettings
+from attnbench.settings.schema import PRECISIONS, ModelSettings, TrainSettings
 from attnbench.training.step import Batch
+
+NUM_SELECTION = 500
+"""Validation sequences whose `scoring.mean_accuracy` is a training's `selection`, by which rates are chosen."""
 
 
 class Subject(Protocol):
-    """A mixer to evaluate: in a model of a certain size, with a seed, on a device, on a corpus."""
+    """A mixer to evaluate: in a model of some size, with a seed, on a device, on a corpus."""
 
     device: torch.device
     precision: str
@@ -41,19 +47,15 @@ class Subject(Protocol):
     def train(self) -> TrainSettings: ...
 
     def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
-        """Return a builder of the model with initial weights, matched at its size; it can be sent to another process.
+        """Return a builder, which can be sent to another process, of the matched model with initial weights.
 
-        Args:
-            model: another size; None for the run's own.
-            seed: of the weights; None for the run's own.
-
-        Raises:
-            UserError: the mixer cannot be matched or built at that size.
+        `model` is another size and `seed` that of the weights, None the run's own. Raises UserError where the mixer
+        cannot be matched or built at that size.
         """
         ...
 
     def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
-        """Build the model that `builder` is of."""
+        """Build the model of `builder`."""
         ...
 
     def trained_model(self, which: str = "final") -> LanguageModel:
@@ -61,8 +63,11 @@ class Subject(Protocol):
         ...
 
 
-class Evaluation:
-    """The constructor's signature is the schema of the yaml: keyword-only, typed, no **kwargs."""
+class Evaluation(Options):
+    """A measurement. Its fields are the schema of its yaml, see `settings.options`."""
+
+    name: ClassVar[str]
+    """The class's name as messages and probes' models have it: state_tracking."""
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(metric, axis in settings) pairs that a report draws."""
@@ -71,7 +76,7 @@ class Evaluation:
     """Columns of a summary; none: one of the first metric."""
 
     primary: ClassVar[Primary | None] = None
-    """The metric that verdicts are about; None: all that it measures is descriptive."""
+    """The metric that verdicts are about; None: every number is descriptive."""
 
     smoke: ClassVar[dict[str, Any]] = {}
     """Settings that finish on a CPU in a second."""
@@ -80,8 +85,9 @@ class Evaluation:
     """Changes to `smoke`: an axis with one value more, which may change no other row; empty where there is no axis."""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Judge an evaluation from outside attnbench at the largest value of its plots' axes, unless it says where."""
+        """Judge an evaluation from outside attnbench at the largest value of its plots' axes by default."""
         super().__init_subclass__(**given)
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         primary = cls.primary
         if primary is not None and not primary.hardest and not is_own(cls.__module__):
             axes = [axis for metric, axis in cls.plots if metric == primary.metric and axis not in primary.settings]
@@ -93,7 +99,7 @@ class CheckpointEvaluation(Evaluation, ABC):
 
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Yield each number as soon as it is known; the caller stamps whose it is and writes it."""
+        """Yield each number as soon as it is known; the caller adds the subject's columns and writes it."""
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
         """Yield rows without numbers in place of the scores that are compared, where the training itself failed."""
@@ -101,85 +107,143 @@ class CheckpointEvaluation(Evaluation, ABC):
 
 
 class SystemEvaluation(Evaluation, ABC):
-    """Evaluation that times or weighs models with initial weights; a separate process, alone on its device, runs it."""
+    """Evaluation of models with initial weights in a separate process, alone on its device."""
 
     own_sizes: ClassVar[bool] = False
     """True where its models have sizes of their own, so that its rows are not of the run's model."""
 
     @property
     def trains(self) -> bool:
-        """True where it trains models, so that its numbers depend on the text and not on its speed alone."""
+        """True where its numbers depend on the text, because it trains models."""
         return False
 
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Yield each number as soon as it is known; what does not fit is a row, and the next setting starts clean."""
+        """Yield each number as soon as it is known; a setting that does not fit is a row, and the next starts clean."""
 
 
-NUM_SELECTION = 500
-"""Validation sequences whose `scoring.mean_accuracy` is a training's `selection`: rates are chosen by it, and it tells
-when the task is solved."""
+class Probe(Evaluation, ABC):
+    """Small models trained from scratch on synthetic sequences, and their scores.
 
+    A probe that trains several models is narrowed to one by each of `tasks`; everything else here is about one. The
+    runner trains: learning rates, seeds and checkpoints are its own.
+    """
 
-@dataclass(slots=True, kw_only=True)
-class Task(ABC):
-    """One small model to train from scratch on synthetic sequences, and how it is scored."""
+    num_layers: int = option(2, "blocks", minimum=1)
+    num_steps: int = option(1000, "the most that a training makes", minimum=1)
+    fixed_steps: bool = option(False, "true: all steps, with a cosine; false: once solved the rate falls and it ends")
+    batch_size: int = option(64, "sequences a step", minimum=1)
+    num_test: int = option(1000, "test sequences of each kind", minimum=1)
+    conv_size: int | None = option(
+        4,
+        "taps of the short convolution, of mixers that have one, unless a variant names it; null: as each mixer's yaml",
+        minimum=0,
+    )
+    output_gate: Gate | None = option(
+        "none",
+        "none | silu | sigmoid, of mixers that have a gate, unless a variant names it; null: as each mixer's yaml",
+    )
+    initial_deviation: float | None = option(
+        None, "of the projections' weights; null: 0.02 × sqrt(768 / width), GPT-2's carried to this width", above=0
+    )
+    learning_rates: list[float] = option(
+        [1e-3, 3e-3, 1e-2, 3e-2, 1e-1],
+        "half decades; chosen on validation data, see docs/protocol.md",
+        distinct=True,
+        rising=True,
+        above=0,
+    )
+    precision: str = option("float32", "float32 | tf32 | bfloat16", choices=("auto", *PRECISIONS))
 
-    settings: dict[str, Any]
-    """Axes that tell it from the other tasks of its probe, in all its rows: {"sequence_length": 256, ...}."""
-    model: ModelSettings
-    """Always applied, whatever size the run has: width, depth, head width, feed-forward (0: none)."""
-    vocabulary_size: int
-    num_steps: int
-    """The most that a training makes."""
-    batch_size: int
-    num_train_sequences: int
-    """Training takes them in a new order every epoch."""
-    mixer_options: dict[str, Any] = field(default_factory=dict)
-    """Wishes, like {"conv_size": 4}: a mixer without such a setting does not get it, and its rows say so."""
-    fixed_steps: bool = False
-    """All steps are made, with a cosine; otherwise a training that has solved the task ends, see `solving`."""
-    length_buckets: bool = False
-    """The sequences of a training batch are of about one length, so that little of it is padding. Changes the result:
-    each step's loss is a mean over the labels of its lengths. What stands behind a sequence's last label is cut off."""
-    check_interval_steps: int | None = None
+    length_buckets: ClassVar[bool] = False
+    """Batches have sequences of about one length, cut behind their last label. Changes each step's mean loss."""
+    check_interval_steps: ClassVar[int | None] = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
+
+    def __post_init__(self) -> None:
+        self.learning_rates = [float(rate) for rate in self.learning_rates]
+
+    def tasks(self) -> Sequence["Probe"]:
+        """The probe narrowed to each model that it trains; each has a learning rate of its own."""
+        return [self]
+
+    def rate_source(self, task: "Probe") -> "Probe | None":
+        """Another of its tasks whose rate this one takes over without a search of its own; None: it searches."""
+        return None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Axes that tell a task from the probe's others, in all its rows: {"delay": 4}."""
+        return {}
+
+    @property
+    @abstractmethod
+    def model(self) -> ModelSettings:
+        """Always applied, whatever size the run has."""
+
+    @property
+    @abstractmethod
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def num_train_sequences(self) -> int:
+        """Training takes them in a new order every epoch."""
+        return self.num_steps * self.batch_size
+
+    @property
+    def mixer_options(self) -> dict[str, Any]:
+        """Wishes, like {"conv_size": 4}: a mixer without such an option goes without, and its rows say so."""
+        wishes = {"conv_size": self.conv_size, "output_gate": self.output_gate}
+        return {name: value for name, value in wishes.items() if value is not None}
 
     @abstractmethod
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
-        """Sequences start ... start + count - 1 of a split (train, validation, test), in bulk, on the device.
+        """Make sequences start ... start + count - 1 of a split (train, validation, test) on the device.
 
-        A function of (split, seed, index) alone: the same on every device, whatever was asked for before.
-
-        Returns:
-            tokens (B, T), targets (B, L), weight (B, L) with 0 for absent labels, positions (B, L): all of one shape
-            for every `start`.
+        A function of (split, seed, index) alone, the same on every device. Returns tokens (B, T), targets (B, L),
+        weight (B, L) with 0 for absent labels, positions (B, L): all of one shape for every `start`.
         """
 
     @abstractmethod
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
-        """The scores on test data, each with its chance level in the settings and its labels as num_samples."""
+        """Yield the scores on test data, each with its chance level in the settings and its labels as num_samples."""
 
     @abstractmethod
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
-        """Metric and settings of every score, so that a training that gave none has rows that say why."""
+        """Metric and settings of every score, for the rows of a training that gave none."""
+
+    def content(self) -> dict[str, Any]:
+        """Everything that decides a task's numbers, but for its model: part of its identity and of its rows."""
+        apart = {*NOT_OF_TASK, "width", "head_width", "feed_forward_width"}
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
+        derived = ("settings", "vocabulary_size", "num_train_sequences", "length_buckets", "check_interval_steps")
+        return {**own, **{name: getattr(self, name) for name in derived}, "mixer_options": self.mixer_options}
+
+    def _model(self, width: int, head_width: int, feed_forward_width: int, name: str = "") -> ModelSettings:
+        # GPT-2's deviation of 0.02 is that of a model 768 wide. In a narrow model scores would start so near to 0 that
+        # some seeds spend hundreds of steps there.
+        deviation = INITIAL_DEVIATION * (768 / width) ** 0.5
+        return ModelSettings(
+            name=name or self.name,
+            dim=width,
+            num_layers=self.num_layers,
+            head_width=head_width,
+            feed_forward_width=feed_forward_width,
+            initial_deviation=deviation if self.initial_deviation is None else self.initial_deviation,
+        )
 
 
-class Probe(Evaluation, ABC):
-    """Small models trained from scratch.
+NOT_OF_TASK = (*("num_layers", "conv_size", "output_gate", "initial_deviation", "learning_rates", "precision"),)
+"""Options of a probe that its model, its wishes and its training are made of."""
 
-    Attributes:
-        learning_rates: the grid; the runner chooses by `selection` on seeds that are not scored.
-        precision: of the training, as train.precision.
-    """
 
-    learning_rates: list[float]
-    precision: str
+class SizedProbe(Probe, ABC):
+    """A probe whose models have one size, which its options give."""
 
-    @abstractmethod
-    def tasks(self) -> list[Task]:
-        """One or several; each has a rate of its own."""
+    width: int = option(64, "of the model", minimum=1)
+    head_width: int = option(32, "channels a head", minimum=1)
+    feed_forward_width: int = option(168, "hidden channels of the SwiGLU; 0 for none", minimum=0)
 
-    def rate_source(self, task: Task) -> Task | None:
-        """Another of its tasks whose rate this one takes over without a search of its own; None: it searches."""
-        return None
+    @property
+    def model(self) -> ModelSettings:
+        return self._model(self.width, self.head_width, self.feed_forward_width)

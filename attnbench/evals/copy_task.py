@@ -1,33 +1,20 @@
 """Copying: small models that repeat a string they have read, also one longer than any they were trained on."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnbench.data.counters import hashed
-from attnbench.evals.base import NUM_SELECTION, Probe, Task
-from attnbench.evals.lib.options import check_training, mixer_wishes, probe_deviation
 from attnbench.evals.lib.scoring import accuracy, correct_labels
-from attnbench.evals.lib.task_data import (
-    ABSENT,
-    SPLITS,
-    hashes_in_split,
-    in_pieces,
-    integers_below,
-    lengths_between,
-    shuffled,
-)
-from attnbench.mixers.around import Gate
+from attnbench.evals.lib.strings import StringProbe
+from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, integers_below, shuffled
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts, check_value
-from attnbench.settings.errors import UserError
-from attnbench.settings.schema import ModelSettings
+from attnbench.settings.options import option
 from attnbench.training.step import Batch
 
 NUM_SYMBOLS = 26
@@ -37,13 +24,15 @@ START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)
 SHARED_LENGTHS = 4
 """Strings shorter than this may be in several splits: there are too few of them to keep some from training."""
 
-LENGTH, STRING, POSITIONS = range(3)
+TRAINED = {"beyond_training": False}
+STRING, POSITIONS = 1, 2
 """Purposes of a hash, as its first counter."""
 
 
-@dataclass(slots=True, kw_only=True)
-class CopyTask(Task):
-    """Strings of 26 symbols, uniform and independent, behind a separator once more; n = 4, trained up to 5:
+class Copy(StringProbe):
+    """Small models that repeat a string.
+
+    Strings have 26 symbols, uniform and independent, and follow a separator once more; n = 4, trained up to 5:
 
         input   <s> c a b d <sep> c a b d <pad> <pad> <pad>
         target   .  . . . .   c   a b d .   .     .     .
@@ -53,52 +42,56 @@ class CopyTask(Task):
     batch has 3n + 3 positions:
 
         input   <s> . c . . a b . d <sep> c a b d <pad> ...
-
-    Training lengths are uniform over 1 ... max_length; sequence i of validation has length 1 + i % max_length, and
-    all of a test one length. A string of a given length is a function of (split, seed, index).
     """
 
-    max_length: int
-    test_lengths: list[int]
-    num_test: int
-    selective: bool
+    max_length: int = option(50, "training strings have 1 to as many symbols", minimum=1)
+    test_lengths: list[int] = option(
+        [5, 10, 20, 30, 50, 75, 100, 200],
+        "symbols; lengths past max_length ask for more than was trained",
+        distinct=True,
+        minimum=1,
+    )
+    selective: bool = option(False, "scatter the symbols among as many blanks, which are not copied")
+    # Ten times the 40 that softmax takes to 95 % at 3e-2, over three search seeds, on one H200.
+    num_steps = 400
 
-    def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
-        """See Task; L is max_length."""
+    plots = (("symbol_accuracy", "length"), ("string_accuracy", "length"))
+    headline = tuple(
+        Headline("symbol_accuracy", "copy", axes=("length",), pick=pick, settings=settings, higher_is_better=True)
+        for pick, settings in (("largest", TRAINED), ("smallest", {"beyond_training": True}))
+    )
+    primary = Primary(metric="symbol_accuracy", kind="accuracy", margin=0.01, settings=TRAINED, hardest=["length"])
+    smoke = {
+        **{"width": 16, "head_width": 8, "feed_forward_width": 0, "num_steps": 10, "batch_size": 8},
+        **{"max_length": 4, "test_lengths": [2, 5], "num_test": 16, "learning_rates": [1e-2]},
+    }
+    one_more = {"test_lengths": [2, 3, 5]}
 
-        def make(index_B: Tensor) -> Batch:
-            length_B = lengths_between(split, seed, index_B, 1, self.max_length, purpose=LENGTH)
-            return self._batch(split, seed, index_B, length_B, self.max_length)
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"selective": True} if self.selective else {}
 
-        return in_pieces(make, start, count, device)
+    @property
+    def vocabulary_size(self) -> int:
+        return BLANK + 1 if self.selective else BLANK
 
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
-        """Symbol and whole-string accuracy at each test length."""
-        for length in self.test_lengths:
-            correct_BL = correct_labels(model, self.test_sequences(seed, length, device))
-            correct = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
-            for metric, settings in self._axes(length):
-                yield accuracy(correct[metric], metric, settings)
+        correct = {}
+        for metric, settings in self.axes():
+            if metric == "symbol_accuracy":
+                correct_BL = correct_labels(model, self.test_sequences(seed, settings["length"], device))
+                correct = {"symbol_accuracy": correct_BL, "string_accuracy": correct_BL.all(1)}
+            yield accuracy(correct[metric], metric, settings)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
-        """See Task."""
-        return [axes for length in self.test_lengths for axes in self._axes(length)]
+        found = []
+        for length in self.test_lengths:
+            shared = {**self.settings, "length": length, "beyond_training": length > self.max_length, "split": "test"}
+            found.append(("symbol_accuracy", {**shared, "chance": 1 / NUM_SYMBOLS}))
+            found.append(("string_accuracy", {**shared, "chance": (1 / NUM_SYMBOLS) ** length}))
+        return found
 
-    def _axes(self, length: int) -> list[tuple[str, dict[str, Any]]]:
-        chances = {"symbol_accuracy": 1 / NUM_SYMBOLS, "string_accuracy": (1 / NUM_SYMBOLS) ** length}
-        shared = {**self.settings, "length": length, "beyond_training": length > self.max_length, "split": "test"}
-        return [(metric, {**shared, "chance": chance}) for metric, chance in chances.items()]
-
-    def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
-        """The test strings of one length, in a batch that is no longer than they need."""
-        return in_pieces(
-            lambda index_B: self._batch("test", seed, index_B, torch.full_like(index_B, length), length),
-            start=0,
-            count=self.num_test,
-            device=device,
-        )
-
-    def _batch(self, split: str, seed: int, index_B: Tensor, length_B: Tensor, longest: int) -> Batch:
+    def batch(self, split: str, seed: int, index_B: Tensor, length_B: Tensor, longest: int) -> Batch:
         row_B = hashed(0, seed, SPLITS[split], index_B, length_B)
         hash_B = hashes_in_split(
             split,
@@ -150,101 +143,3 @@ def _laid_out(read_BS: Tensor, num_read_B: Tensor, symbols_BL: Tensor, length_B:
         is_label_BL.float(),
         before_BL.where(is_label_BL, 0),
     )
-
-
-class Copy(Probe):
-    """A small model trained to copy strings, tested on strings of several lengths.
-
-    Args:
-        width: of the model; with `num_layers`, `head_width` and `feed_forward_width` always applied.
-        conv_size, output_gate: of every mixer that has them; null leaves each its own.
-        num_steps: the most that a training makes.
-        fixed_steps: all of them, with a cosine; false: a training ends once it has solved its task, see `solving`.
-        max_length: training strings have 1 to `max_length` symbols, at most 500.
-        test_lengths: symbols of the test strings; each length has a batch and rows of its own.
-        num_test: test strings of each length.
-        selective: see CopyTask.
-        initial_deviation: of the projections; null: see options.probe_deviation.
-
-    Raises:
-        UserError: a value out of its range.
-    """
-
-    plots: ClassVar[tuple[tuple[str, str], ...]] = (("symbol_accuracy", "length"), ("string_accuracy", "length"))
-    headline: ClassVar[tuple[Headline, ...]] = tuple(
-        Headline(
-            "symbol_accuracy",
-            "copy",
-            axes=("length",),
-            pick=pick,
-            settings={"beyond_training": is_beyond},
-            higher_is_better=True,
-        )
-        for pick, is_beyond in (("largest", False), ("smallest", True))
-    )
-    primary: ClassVar[Primary] = Primary(
-        metric="symbol_accuracy",
-        kind="accuracy",
-        margin=0.01,
-        settings={"beyond_training": False},
-        hardest=["length"],
-    )
-    smoke: ClassVar[dict[str, Any]] = {
-        **{"width": 16, "head_width": 8, "feed_forward_width": 0, "num_steps": 10, "batch_size": 8},
-        **{"max_length": 4, "test_lengths": [2, 5], "num_test": 16, "learning_rates": [1e-2]},
-    }
-    one_more: ClassVar[dict[str, Any]] = {"test_lengths": [2, 3, 5]}
-
-    def __init__(
-        self,
-        *,
-        width: int,
-        num_layers: int,
-        head_width: int,
-        feed_forward_width: int,
-        conv_size: int | None,
-        output_gate: Gate | None,
-        num_steps: int,
-        fixed_steps: bool,
-        batch_size: int,
-        max_length: int,
-        test_lengths: list,
-        num_test: int,
-        selective: bool,
-        initial_deviation: float | None,
-        learning_rates: list,
-        precision: str,
-    ) -> None:
-        counts = {"width": width, "num_layers": num_layers, "head_width": head_width, "num_steps": num_steps}
-        check_counts("eval.copy", **counts, batch_size=batch_size, max_length=max_length, num_test=num_test)
-        check_counts("eval.copy", 0, feed_forward_width=feed_forward_width, conv_size=conv_size)
-        if max_length > NUM_SELECTION:
-            raise UserError(f"eval.copy.max_length={max_length}: must be at most {NUM_SELECTION}")
-        check_value("eval.copy.test_lengths", test_lengths, kind=list[int], distinct=True, minimum=1)
-        check_training("eval.copy", learning_rates, precision)
-        self.learning_rates, self.precision = [float(rate) for rate in learning_rates], precision
-        self._task = CopyTask(
-            settings={"selective": True} if selective else {},
-            model=ModelSettings(
-                name="copy",
-                dim=width,
-                num_layers=num_layers,
-                head_width=head_width,
-                feed_forward_width=feed_forward_width,
-                initial_deviation=probe_deviation("eval.copy", initial_deviation, width),
-            ),
-            vocabulary_size=BLANK + 1 if selective else BLANK,
-            num_steps=num_steps,
-            batch_size=batch_size,
-            num_train_sequences=num_steps * batch_size,
-            mixer_options=mixer_wishes(conv_size, output_gate),
-            fixed_steps=fixed_steps,
-            max_length=max_length,
-            test_lengths=test_lengths,
-            num_test=num_test,
-            selective=selective,
-        )
-
-    def tasks(self) -> list[Task]:
-        """One."""
-        return [self._task]

@@ -11,6 +11,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnbench.settings.errors import UserError, did_you_mean
@@ -165,13 +166,21 @@ def check(settings: Any, prefix: str = "") -> None:
 
 
 def check_value(
-    name: str, value: Any, *, kind: Any = Any, distinct: bool = False, most: int | None = None, **allowed: Any
+    name: str,
+    value: Any,
+    *,
+    kind: Any = Any,
+    distinct: bool = False,
+    rising: bool = False,
+    most: int | None = None,
+    **allowed: Any,
 ) -> None:
     """Raise UserError for a value that is not allowed; null is, and all entries of a list must be.
 
     Args:
         kind: required type, such as list[int].
         distinct: a list or mapping must have entries, and none twice.
+        rising: each entry of a list must be above the one before it.
         most: entries at most.
         allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`; `besides` is allowed too.
     """
@@ -183,6 +192,8 @@ def check_value(
         raise UserError(f"{name}={value}: must name at least one")
     if distinct and len(set(value)) < len(value):
         raise UserError(f"{name}={value}: names something twice")
+    if rising and any(entry >= after for entry, after in pairwise(value)):
+        raise UserError(f"{name}={value}: must rise from one to the next")
     if most is not None and len(value) > most:
         raise UserError(f"{name}: names {len(value)}, and may have {most}")
     for entry in value if isinstance(value, list) else [value]:

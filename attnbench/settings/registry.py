@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError, did_you_mean, one_line
+from attnbench.settings.options import check_allowed
 from attnbench.settings.schema import MixerSettings
 
 Class = TypeVar("Class")
@@ -143,4 +144,5 @@ def build(target: str, options: dict[str, Any], base: type[Class], group: str = 
     wanted = inspect.signature(cls).parameters
     from_model = {name: value for name, value in given.items() if name in wanted and name not in options}
     check_options(cls, options, given=from_model, group=group)
+    check_allowed(cls, options, group)
     return cls(**from_model, **options)

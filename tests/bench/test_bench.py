@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_precisions_are_jobs_of_a_sweep_share_a_table_and_are_apart_in_a_report(
     assert all(map(is_bench, folders))
     page = write_report(tmp_path / "benchmark" / "attention").read_text()
     assert "precision bfloat16" in page
-    assert "Times each implementation at every head width and length" in page
+    assert "Attention alone, by each implementation, at every head width and length" in page
     names = {path.stem for path in (tmp_path / "benchmark" / "attention" / "report" / "figures").glob("*.svg")}
     assert {name.partition("precision_")[2].partition("-")[0] for name in names} == {"bfloat16", "float32"}
 
@@ -272,7 +273,7 @@ def test_a_kernel_that_does_not_build_is_built_once(monkeypatch):
 
 
 def test_work_is_counted_by_hand():
-    work = attention_work(batch_size=2, num_heads=3, length=4, head_width=8, causal=True, itemsize=2)
+    work = attention_work(SimpleNamespace(batch_size=2, num_heads=3, sequence_length=4, head_width=8, causal=True), 2)
     # Ten pairs a head; a product costs two operations a pair and channel.
     assert work["forward"] == Work(2 * 2 * 6 * 10 * 8, 4 * 6 * 4 * 8 * 2)
     assert work["backward"].flops == 2.5 * work["forward"].flops

@@ -18,6 +18,7 @@ from attnbench.mixers.flash import Flash
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build
 from attnbench.settings.schema import ModelSettings
 
 SHAPE = CacheShape(head_width=16, cache_length=65, batch_size=2, num_heads=4, num_key_value_heads=2)
@@ -185,8 +186,9 @@ BAD = {
 @pytest.mark.parametrize("override", BAD)
 def test_a_bad_setting_is_one_line(override):
     name, _, value = override.partition("=")
+    options = bench_options("decode", **{name.removeprefix("bench."): yaml.safe_load(value)})
     with pytest.raises(UserError) as caught:
-        DecodeBench(**bench_options("decode", **{name.removeprefix("bench."): yaml.safe_load(value)}))
+        build("attnbench.bench.decode.DecodeBench", options, DecodeBench, group="bench")
     assert "\n" not in str(caught.value)
     assert all(part in str(caught.value) for part in BAD[override]), caught.value
 

@@ -19,14 +19,13 @@ from attnbench.bench.page import print_tables
 from attnbench.bench.profile import ProfileBench
 from attnbench.bench.profiling import attention as profile_attention
 from attnbench.bench.profiling import step as profile_step
-from attnbench.bench.profiling.parts import IDLE, PARTS, by_operator
-from attnbench.bench.profiling.recording import record
-from attnbench.bench.profiling.regions import weight_parts
-from attnbench.bench.profiling.rows import shortened
+from attnbench.bench.profiling.parts import IDLE, PARTS
+from attnbench.bench.profiling.recording import Recording, shortened
 from attnbench.bench.tables import tables
 from attnbench.report.page import write_report
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build
 from attnbench.settings.schema import BenchSettings
 from attnbench.training.step import train_step
 
@@ -219,36 +218,24 @@ def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monke
     assert {row.measurement.status for row in rows if row.identity.variant == "linear"} == {"ok"}
 
 
-def test_places_found_by_order_are_those_found_by_launch(monkeypatch):
-    """What happens on a GPU with a step that is not captured in the captured one's place: there the replays, too, tell
-    what launched their work."""
+def test_a_captured_step_has_its_time_and_its_kernels_and_no_parts(monkeypatch):
+    """What happens on a GPU with a step that is not captured in the captured one's place."""
 
     def uncaptured(state, settings, precision, *, compiled, captured):
         assert compiled
         assert captured
         return lambda batch, rate: train_step(state, batch, rate, settings, precision)
 
-    def with_shapes(function, device, *, num_calls, detailed):
-        return record(function, device, num_calls=num_calls, detailed=True)
-
     monkeypatch.setattr(profile_step, "stepper", uncaptured)
-    monkeypatch.setattr(profile_step, "record", with_shapes)
+    monkeypatch.setattr(Recording, "kernels", Recording.lines)
     case = profile_step.StepCase(
         mixer="softmax", length=16, batch_size=2, model=MODEL, vocabulary_size=len(VOCABULARY), num_steps=3,
         num_lines=15, repetition=ONCE,
     )  # fmt: skip
-    profiled = profile_step._captured(case, small_model, CPU)
-    weights = weight_parts(small_model())
-    # The first batches are made before the first step that is profiled, the later ones between steps.
-    known = [(work, place) for work, place in profiled.placed if place.step_pass]
-    assert len(known) > 0.95 * len(profiled.placed)
-    assert {place.part for _, place in known} >= {"mixing", "projections", "feed-forward", "loss", "optimizer"}
-    assert [place for _, place in known] == [by_operator(work, weights, 32) for work, _ in known]
-    assert sum(line.milliseconds for line in profiled.lines) == pytest.approx(
-        sum(work.microseconds for work, _ in profiled.placed) / 3e3
-    )
-    products = [line for line in profiled.lines if line.name == "aten::mm"]
-    assert {line.part for line in products} >= {"projections", "feed-forward", "loss"}
+    rows = list(profile_step._captured(case, small_model, CPU, {}, 1.0))
+    assert {row.metric for row in rows} >= {"step_milliseconds", "peak_memory_mib", "operator_milliseconds"}
+    assert [row.settings["part"] for row in rows if row.metric == "part_share"] == [IDLE]
+    assert "operator_part" not in {name for row in rows for name in row.settings}
 
 
 def test_models_do_not_train_in_float16(tmp_path, monkeypatch):
@@ -274,7 +261,7 @@ def test_models_do_not_train_in_float16(tmp_path, monkeypatch):
 )
 def test_a_bad_setting_is_named_with_what_is_allowed(options, words):
     with pytest.raises(UserError) as caught:
-        ProfileBench(**OPTIONS | options)
+        build(TARGET, OPTIONS | options, ProfileBench, group="bench")
     assert all(word in str(caught.value) for word in words), caught.value
 
 

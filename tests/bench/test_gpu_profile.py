@@ -1,6 +1,4 @@
-"""What only a GPU can tell of bench=profile: that kernels are told apart, captured and labelled, by two ways alike."""
-
-import json
+"""What only a GPU can tell of bench=profile: that kernels are found, and told apart by labels."""
 
 import pytest
 import torch
@@ -34,7 +32,7 @@ def subject(folder, precision="bfloat16"):
 
 
 @pytest.mark.parametrize("name", mixer_names())
-def test_a_step_is_told_apart_captured_and_labelled_alike(name, tmp_path):
+def test_a_labelled_step_is_told_apart_and_a_captured_one_has_its_kernels(name, tmp_path):
     case = StepCase(
         mixer=name, length=256, batch_size=32, model=MODEL, vocabulary_size=284, num_steps=3, num_lines=100,
         repetition=REPETITION,
@@ -46,21 +44,14 @@ def test_a_step_is_told_apart_captured_and_labelled_alike(name, tmp_path):
         place = row.settings.get("part") or row.settings.get("pass") or ""
         if "operator" not in row.settings:
             found.setdefault(row.settings["form"], {})[row.metric, place] = row.value
-    for form in (CAPTURED, EAGER):
-        own = found[form]
-        assert all(own["part_share", part] > 0 for part in PARTS), own
-        assert sum(own["part_share", part] for part in (*PARTS, IDLE)) == pytest.approx(1)
-        assert own["unplaced_share", ""] < 0.05, own
-        assert own["pass_milliseconds", "backward"] > own["pass_milliseconds", "forward"] > 0
-    # The same matrix products, told apart by their weights' shapes in one form and by labels in the other.
-    # Not the loss's, which has as many casts beside its products where nothing fuses them.
-    for part in ("projections", "feed-forward"):
-        ratio = found[CAPTURED]["part_milliseconds", part] / found[EAGER]["part_milliseconds", part]
-        assert 0.5 < ratio < 1.5, (part, found)
-    assert found[CAPTURED]["step_milliseconds", ""] < found[EAGER]["step_milliseconds", ""]
-    kernels = [row for row in rows if row.metric == "operator_milliseconds" and row.settings["form"] == CAPTURED]
-    named = {row.settings["operator"]: row.settings.get("operator_part") for row in kernels}
-    assert "optimizer" in named.values(), json.dumps(named, indent=1)
+    own = found[EAGER]
+    assert all(own["part_share", part] > 0 for part in PARTS), own
+    assert sum(own["part_share", part] for part in (*PARTS, IDLE)) == pytest.approx(1)
+    assert own["unplaced_share", ""] < 0.05, own
+    assert own["pass_milliseconds", "backward"] > own["pass_milliseconds", "forward"] > 0
+    assert found[CAPTURED]["step_milliseconds", ""] < own["step_milliseconds", ""]
+    assert 0 <= found[CAPTURED]["part_share", IDLE] < 1
+    assert any(row.metric == "operator_milliseconds" and row.settings["form"] == CAPTURED for row in rows)
 
 
 def test_our_attention_is_one_kernel_beside_the_textbooks_many(tmp_path):

@@ -17,7 +17,7 @@ from attnbench.comparison import cells
 from attnbench.comparison.findings import plan_of, run_findings
 from attnbench.comparison.publish import publish_findings
 from attnbench.comparison.transfer import read_cells
-from attnbench.evals.copy_task import CopyTask
+from attnbench.evals.copy_task import Copy
 from attnbench.results.folder import holding
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
@@ -178,9 +178,9 @@ def test_a_true_finding_passes_and_with_shuffled_labels_it_does_not(labels, text
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + start))
         return batch._replace(targets_BT=batch.targets_BT[order])
 
-    sequences = CopyTask.sequences
+    sequences = Copy.sequences
     if labels == "shuffled":
-        monkeypatch.setattr(CopyTask, "sequences", shuffled)
+        monkeypatch.setattr(Copy, "sequences", shuffled)
     sizes = {"num_steps": 120, "max_length": 1, "test_lengths": [1], "batch_size": 32}
     learns = [*smoke_words("copy"), *(f"eval.copy.{name}={value}" for name, value in sizes.items())]
     claim = contrast(settings={"length": 1}, threshold=0.5, at_least=0.3)

@@ -13,7 +13,7 @@ from small import TRAIN, VOCABULARY, batch_of, mixer_settings, python_path
 from train_twice import WAYS
 
 from attnbench.bench.base import Conditions
-from attnbench.bench.operators.attention import Passes, Problem, example_of
+from attnbench.bench.operators.attention import AttentionPasses, Problem, example_of
 from attnbench.bench.operators.gate import GateError, largest_error
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.correctness.checks import build_mixer
@@ -158,7 +158,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
             )
             with multiplying(precision):
                 example = example_of(problem, subject)
-                passes = Passes(function, example, problem, implementation.heads_first)
+                passes = AttentionPasses(function, example, problem, implementation.heads_first)
                 try:
                     largest_error(passes.results(example.heads), example.expected, precision)
                 except GateError as wrong:

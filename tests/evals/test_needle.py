@@ -87,7 +87,7 @@ class NoKey(torch.nn.Module):
 def test_a_model_that_looks_at_no_key_scores_1_and_the_page_says_so():
     assert {row.value for row in task(depths=[0, 50, 100]).score(NoKey(), 0, CPU)} == {1.0}
     assert "needs no key" in purpose_of(Needle)
-    assert "the key is not needed" in (CONF / "eval" / "needle.yaml").read_text()
+    assert "needs no key" in (CONF / "eval" / "needle.yaml").read_text()
 
 
 def test_each_depth_and_length_is_scored_apart():

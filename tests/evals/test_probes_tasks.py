@@ -1,7 +1,6 @@
 """The synthetic tasks: their random numbers, splits and targets, and how they are scored."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,13 +14,12 @@ from attnbench.data.counters import hashed
 from attnbench.evals.copy_task import BLANK, PADDING, SEPARATOR, START, Copy
 from attnbench.evals.lib import scoring, task_data
 from attnbench.evals.lib import sequences as training_data
-from attnbench.evals.lib.recall_sizes import DRAWN
+from attnbench.evals.lib.recall_strings import BLANK as NOTHING
 from attnbench.evals.lib.scoring import correct_labels, mean_accuracy
 from attnbench.evals.lib.sequences import NUM_BUCKETS, TrainingSequences
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, choose, choose_by_power, integers_below, split_of
-from attnbench.evals.recall import BLANK as NOTHING
 from attnbench.evals.recall import Recall
-from attnbench.evals.state_tracking import StateTracking, StateTrackingTask
+from attnbench.evals.state_tracking import StateTracking
 from attnbench.settings.errors import UserError
 from attnbench.training.step import Batch
 
@@ -30,14 +28,15 @@ SELECTED = [256, 16], [512, 64]
 
 
 def evaluation(cls, **options):
-    content = yaml.safe_load((CONF / "eval" / f"{cls.__name__.lower()}.yaml").read_text())
+    name = "recall" if cls is Recall else "copy"
+    content = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())
     content |= {"learning_rates": [1e-3, 1e-2], **cls.smoke, **options}
     content.pop("_target_")
     return cls(**content)
 
 
-def copy_task(**options):
-    return evaluation(Copy, **{"max_length": 12, "test_lengths": [3, 12, 20], **options}).tasks()[0]
+def copy_task(cls=Copy, **options):
+    return evaluation(cls, **{"max_length": 12, "test_lengths": [3, 12, 20], **options}).tasks()[0]
 
 
 def recall_task(**options):
@@ -48,7 +47,7 @@ TASKS = {
     "copy": copy_task,
     "selective copy": lambda: copy_task(selective=True),
     "recall": recall_task,
-    "recall in drawn order": lambda: replace(recall_task(filler="blank", cells=[[40, 9]]), query_order=DRAWN),
+    "recall in drawn order": lambda: recall_task(preset="zoology_full", filler="blank", cells=[[40, 9]]),
     "recall of blanks": lambda: recall_task(filler="blank", cells=[[40, 9]]),
 }
 
@@ -293,7 +292,7 @@ def test_no_pair_is_asked_for_before_the_others():
 
 
 def test_in_drawn_order_the_first_pair_has_the_slot_that_is_drawn_first():
-    task = replace(recall_task(cells=[[14, 2]], num_test=6000), query_order=DRAWN)
+    task = recall_task(preset="zoology_full", filler="random", cells=[[14, 2]], num_test=6000)
     batch = task.test_sequences(0, 2, CPU)
     assert torch.equal(batch.targets_BT, batch.tokens_BT[:, 1:4:2])
     assert torch.equal(batch.tokens_BT.gather(1, batch.positions_BL), batch.tokens_BT[:, :4:2])
@@ -408,8 +407,8 @@ def test_presets_are_those_of_the_battery():
         tasks = evaluation(Recall, **{**NULLS, "preset": preset, **options}).tasks()
         return [
             (
-                *(t.length, t.pairs, t.model.dim, t.vocabulary_size, t.num_train_sequences, t.num_test),
-                *(t.num_steps, t.batch_size, t.random_filler),
+                *(t.settings["sequence_length"], t.pairs, t.model.dim, t.vocabulary_size, t.num_train_sequences),
+                *(t.num_test, t.num_steps, t.batch_size, t.filler == "random"),
             )
             for t in tasks
         ]
@@ -440,7 +439,8 @@ def test_only_the_dear_cell_takes_over_a_rate_and_from_its_own_width():
         Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED), "widths": [64, 128], "reuse_rate": True}
     )
     tasks = probe.tasks()
-    assert [probe.rate_source(task) for task in tasks] == [None, tasks[0], None, tasks[2]]
+    sources = [probe.rate_source(task) for task in tasks]
+    assert [source and source.settings for source in sources] == [None, tasks[0].settings, None, tasks[2].settings]
     alone = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": [[512, 64]], "reuse_rate": True})
     assert alone.rate_source(alone.tasks()[0]) is None
     searching = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED)})
@@ -500,9 +500,17 @@ def state_task(rule, *, num_steps, **options):
     return StateTracking(**content).tasks()[0]
 
 
+class FewStrings(Copy):
+    num_train_sequences = 50
+
+
+class Bucketed(Copy):
+    length_buckets = True
+
+
 IN_MEMORY = {
-    "copy": lambda: replace(copy_task(), num_train_sequences=50, batch_size=8),
-    "recall": lambda: replace(recall_task(vocabulary_size=400), num_train_sequences=50, batch_size=8),
+    "copy": lambda: copy_task(FewStrings),
+    "recall": lambda: recall_task(vocabulary_size=400, num_train=50),
     "parity": lambda: state_task("parity", num_steps=7),
     "arithmetic": lambda: state_task("mod_arithmetic", num_steps=7),
 }
@@ -538,13 +546,13 @@ def streamed(monkeypatch):
 @pytest.mark.parametrize("buckets", [False, True])
 def test_a_streamed_batch_depends_on_seed_and_step_alone_and_every_string_comes_once(streamed, buckets, monkeypatch):
     task, asked = state_task("parity", num_steps=27, length_buckets=buckets), []
-    generate = StateTrackingTask.sequences
+    generate = StateTracking.sequences
 
     def counted(self, split, seed, start, count, device):
         asked.append(count)
         return generate(self, split, seed, start, count, device)
 
-    monkeypatch.setattr(StateTrackingTask, "sequences", counted)
+    monkeypatch.setattr(StateTracking, "sequences", counted)
     sequences = TrainingSequences(task, 5, CPU)
     batches = [sequences.batch(step) for step in range(27)]
     assert max(asked) == 64
@@ -566,11 +574,8 @@ def full(batch, width):
 
 @pytest.mark.parametrize("name", ["parity", "mod_arithmetic", "mod_arithmetic_brackets", "copy"])
 def test_batches_of_length_buckets_have_few_shapes_little_padding_and_every_label(name):
-    sizes = {"batch_size": 16, "num_train_sequences": 1600}
-    if name == "copy":
-        task = replace(copy_task(max_length=40), length_buckets=True, **sizes)
-    else:
-        task = replace(state_task(name, num_steps=100, max_length=40), length_buckets=True, **sizes)
+    sizes = {"batch_size": 16, "num_steps": 100, "max_length": 40}
+    task = copy_task(Bucketed, **sizes) if name == "copy" else state_task(name, length_buckets=True, **sizes)
     every = task.sequences("train", 5, 0, 1600, CPU)
     longest = every.tokens_BT.shape[1]
     seeds = [TrainingSequences(task, seed, CPU) for seed in (5, 6)]
@@ -601,13 +606,13 @@ def ends_of(batch):
 
 
 def test_labels_that_move_away_from_every_position_are_noticed(streamed, monkeypatch):
-    generate = StateTrackingTask.sequences
+    generate = StateTracking.sequences
 
     def moved(self, split, seed, start, count, device):
         batch = generate(self, split, seed, start, count, device)
         return batch._replace(positions_BL=batch.positions_BL.flip(1)) if start else batch
 
-    monkeypatch.setattr(StateTrackingTask, "sequences", moved)
+    monkeypatch.setattr(StateTracking, "sequences", moved)
     sequences = TrainingSequences(state_task("parity", num_steps=27), 5, CPU)
     assert sequences.batch(7).positions_BL is None
     with pytest.raises(ValueError, match="stand elsewhere"):

@@ -27,7 +27,7 @@ from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings
-from attnbench.training import checkpoint, run, schedule
+from attnbench.training import checkpoint, learning_rate, run
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.log import read_metrics
 from attnbench.verdict.axes import PER_RUN
@@ -215,7 +215,7 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path
     monkeypatch.setattr(solving, "CHECK_STEPS", 3)
     # Solved at step 6, from where the rate falls over steps that none is left out of.
     monkeypatch.setattr(solving, "SOLVED", 0.0)
-    monkeypatch.setattr(schedule, "MIN_DECAY_STEPS", 6)
+    monkeypatch.setattr(learning_rate, "MIN_DECAY_STEPS", 6)
     whole = probe_settings(tmp_path / "whole", attn=attn, copy_num_steps=20)
     given = {"warmup_steps": 2}
     monkeypatch.setattr(prepare_probe_module, "TrainSettings", lambda **given_: TrainSettings(**{**given_, **given}))

@@ -204,7 +204,7 @@ REFUSED = {
     "rules=[s3,s3]": "each once",
     "max_length=2": "max_length=2: must be at least 4",
     "min_length=41": "max_length=40: must be at least min_length=41",
-    "max_length=503": "less than 500 above it",
+    "max_length=503": "at most 502",
     "multiples=[0]": "at least 1",
 }
 

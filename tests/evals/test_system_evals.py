@@ -20,8 +20,8 @@ from attnbench.cli.compose import CONF
 from attnbench.evals import throughput
 from attnbench.evals.lib import step_cost
 from attnbench.evals.lib.rows import doublings
+from attnbench.evals.lib.size_losses import FIT, SizeTraining, power_law
 from attnbench.evals.memory import growth
-from attnbench.evals.scaling import FIT, Scaling, power_law
 from attnbench.evals.throughput import UNITS, Throughput
 from attnbench.machine.memory import available_mib
 from attnbench.machine.timing import CappedChild, OutOfMemory
@@ -261,12 +261,12 @@ SIZES = {
 def test_scaling_measures_and_trains_every_size_at_a_rate_of_its_own(text, monkeypatch):
     trainings = []
 
-    def remembered(self, subject, size, rate, seed, split, train_one=Scaling._train):
-        trained = train_one(self, subject, size, rate, seed, split)
-        trainings.append((size.name, rate, seed, split, trained.nats))
+    def remembered(self, rate, seed, split, train_one=SizeTraining.train):
+        trained = train_one(self, rate, seed, split)
+        trainings.append((self.size.name, rate, seed, split, trained.nats))
         return trained
 
-    monkeypatch.setattr(Scaling, "_train", remembered)
+    monkeypatch.setattr(SizeTraining, "train", remembered)
     rates, measured = [1e-5, 1e-2], subject(text)
     rows = rows_of(
         "scaling", measured, sizes=SIZES, names=["s", "m"], batch_size=4, train_tokens=2048, learning_rates=rates

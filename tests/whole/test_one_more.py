@@ -16,18 +16,19 @@ ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
 ADDED = {"attn": "fading", "eval": "echo", "bench": "norm"}
 HELD_BY = [
     *("mixers/test_mixers.py", "model/test_model.py", "evals/test_evals.py", "bench/test_bench.py"),
-    *("whole/test_readme.py", "whole/test_structure.py", "settings/test_config.py"),
+    *("whole/test_readme.py", "whole/test_structure.py", "settings/test_config.py", "settings/test_options.py"),
 ]
 """Tests that take the names of mixers, evaluations and benches from conf/."""
 
 
 def add_to(copy: Path) -> None:
-    """Add the examples to a copy of the repository: a Python file and a yaml each."""
+    """Add the examples to a copy of the repository: a Python file and a yaml each, which write_yamls.py completes."""
     shown = {name: content for page in EXAMPLES for name, content in files(page).items()}
     for group, name in ADDED.items():
         (copy / "attnbench" / ROOMS_OF[group] / f"{name}.py").write_text(shown[f"{name}.py"], encoding="utf-8")
         target = shown[f"my_conf/{group}/{name}.yaml"].replace("_target_: ", f"_target_: attnbench.{ROOMS_OF[group]}.")
         (copy / "conf" / group / f"{name}.yaml").write_text(target, encoding="utf-8")
+    subprocess.run([sys.executable, "tools/write_yamls.py"], cwd=copy, env=python_path(copy), check=True)
 
 
 @pytest.mark.slow
@@ -38,7 +39,7 @@ def test_one_more_of_each_is_two_new_files_and_no_edit(root, tmp_path):
     shutil.copytree(root / "conf" / "data", copy / "conf" / "data")
     shutil.copytree(root / "tests" / "data", copy / "tests" / "data")
     add_to(copy)
-    chosen = " or ".join([*ADDED.values(), "readme", "structure"])
+    chosen = " or ".join([*ADDED.values(), "readme", "structure", "battery"])
     done = subprocess.run(
         [
             sys.executable,

@@ -1,19 +1,16 @@
 """One new position, measured: every implementation held against float64, and then timed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, error_row, rows_or_reason, time_rows
+from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, by_implementation, error_row, time_rows
 from attnbench.bench.operators.gate import largest_error
-from attnbench.bench.operators.steps import STEPS, CacheShape, Step, StepExample, compared_heads
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.bench.operators.steps import STEPS, CacheShape, StepExample, compared_heads
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.precision import multiplying
-from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repeats
+from attnbench.machine.timing import ColdCaches
 from attnbench.ops.state_steps import StepInputs
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
@@ -25,37 +22,26 @@ UNITS = {DECODE: "ms", MAX_ERROR: ""}
 def measure_steps(
     shape: CacheShape, names: Sequence[str], repetition: Repetition, settings: dict[str, Any], conditions: Conditions
 ) -> Iterator[Measurement]:
-    """All rows of a shape, implementation after implementation."""
-    with multiplying(conditions.precision):
-        example = attempt(lambda: _example(shape, conditions))
-        for name in names:
-            label = STEPS[name].label(conditions.device.type, conditions.precision, shape.head_width)
-            labelled = settings | {"implementation": label}
-            if isinstance(example, OutOfMemory):
-                yield from without_numbers(UNITS, labelled, "out_of_memory", example.reason)
-            else:
-                yield from _measure_one(STEPS[name], example, repetition, labelled, conditions)
+    device, precision, width = conditions.device, conditions.precision, shape.head_width
 
-
-def _measure_one(
-    step: Step, example: StepExample, repetition: Repetition, settings: dict[str, Any], conditions: Conditions
-) -> Iterator[Measurement]:
-    shape, device = example.shape, conditions.device
-
-    def measure() -> list[Measurement]:
-        refusal = step.refuse(device.type, conditions.precision, shape.head_width)
+    def rows(name: str, example: StepExample, settings: dict[str, Any]) -> Iterator[Measurement]:
+        step = STEPS[name]
+        refusal = step.refuse(device.type, precision, width)
         if refusal is not None:
             raise UserError(refusal)
         with torch.no_grad():
             call = step.prepare(example)
-            output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, shape.head_width)
-            compared = output_BHK[compared_heads(shape)]
-            error = largest_error([compared], [step.expected(example)], conditions.precision)
-            times = time_repeats(call, device, **asdict(repetition), before=ColdCaches(device))
+            output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, width)
+            error = largest_error([output_BHK[compared_heads(shape)]], [step.expected(example)], precision)
+            times = repetition.times(call, device, before=ColdCaches(device))
+        yield error_row(error, settings)
         floor_ms = step.work(shape, example.query_BHK.itemsize).floor_ms(conditions.ceilings)
-        return [error_row(error, settings), *time_rows("decode", times, settings, floor_ms)]
+        yield from time_rows("decode", times, settings, floor_ms)
 
-    yield from rows_or_reason(UNITS, settings, measure)
+    def label(name: str) -> str:
+        return STEPS[name].label(device.type, precision, width)
+
+    yield from by_implementation(names, UNITS, settings, conditions, lambda: _example(shape, conditions), rows, label)
 
 
 def _example(shape: CacheShape, conditions: Conditions) -> StepExample:

@@ -24,7 +24,7 @@ PARTS = ("output", "query's gradient", "key's gradient", "value's gradient")
 
 
 def compared_heads(num_heads: int, length: int) -> list[int]:
-    """Indices of the heads that are compared, over all sequences: all if cheap, at least the first and the last."""
+    """Choose heads to compare, over all sequences: all if cheap, at least the first and the last."""
     count = min(num_heads, max(2, MAX_WEIGHTS // length**2))
     return sorted({round(index * (num_heads - 1) / max(1, count - 1)) for index in range(count)})
 
@@ -32,10 +32,7 @@ def compared_heads(num_heads: int, length: int) -> list[int]:
 def reference(
     query_BTK: Tensor, key_BTK: Tensor, value_BTK: Tensor, gradient_BTK: Tensor | None, causal: bool
 ) -> list[Tensor]:
-    """Output and gradients of query, key and value in float64, B counting heads; the output alone without a gradient.
-
-    A few queries at a time, so that long sequences fit.
-    """
+    """Compute output and gradients of query, key and value in float64, B counting heads, a few queries at a time."""
     query_BTK, key_BTK, value_BTK = (x.double() for x in (query_BTK, key_BTK, value_BTK))
     B, T, K = query_BTK.shape
     output_BTK, query_gradient_BTK = torch.empty_like(query_BTK), torch.empty_like(query_BTK)
@@ -67,7 +64,7 @@ class GateError(Exception):
 
 
 def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> float:
-    """The largest of the relative errors of an output and its gradients, each (B, T, K).
+    """Return the largest of the relative errors of an output and its gradients, each (B, T, K).
 
     Raises:
         GateError: one of them, or that of a single position, is more than the precision explains.
@@ -86,11 +83,7 @@ def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precisio
 
 
 def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
-    """The worst relative error of a single position of a head.
-
-    One that is smaller than a typical one, as a query's gradient is where one key has nearly all the weight, is held
-    against that.
-    """
+    """Return the worst relative error of a position of a head, relative to the typical one where that is larger."""
     if not expected_BTK.any():
         return relative_error(actual_BTK, expected_BTK)
     size_BT = expected_BTK.double().norm(dim=-1)
@@ -105,10 +98,10 @@ MIXER_LENGTH = 133
 
 
 def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, precision: str) -> float:
-    """The larger of the relative errors of a small layer's output and its input's gradient, by a mixer's backend.
+    """Return the larger relative error of a small layer's output and of its input's gradient, by a mixer's backend.
 
     Args:
-        head_width: that of the model that is timed; at another one other kernels may run.
+        head_width: of the model that is timed; at another width other kernels may run.
 
     Raises:
         GateError: the backend is off by more than the precision explains.

@@ -1,25 +1,24 @@
-"""Whole models that generate: a text from its first token to its last, and one token behind more and more of it."""
+"""Whole models that generate: a text from its first token to its last, and one token behind a longer and longer one."""
 
 import copy
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import Conditions, error_row, rows_or_reason
+from attnbench.bench.base import error_row, rows_or_reason
 from attnbench.bench.operators.decoding import DECODE
 from attnbench.bench.operators.gate import TOLERANCES, GateError
 from attnbench.bench.operators.language_models import Candidate
-from attnbench.evals.inference import time_decoding
+from attnbench.evals.inference import generating, time_decoding
 from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.evals.lib.step_cost import Repetition
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import synchronize
-from attnbench.machine.precision import computing
 from attnbench.mixers.definition import relative_error
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, decoder, read
@@ -40,16 +39,13 @@ NO_GRAPHS = "CUDA graphs need CUDA"
 def measure_text(
     candidate: Candidate, num_tokens: int, batch_size: int, repeats: int, settings: dict[str, Any]
 ) -> Iterator[Measurement]:
-    """Seconds of a text of so many tokens by a plain loop and by a captured step, and how much faster the latter is."""
+    """Yield seconds of a text by a plain loop and by a captured step, and how much faster the latter is."""
     settings, seconds = settings | {"implementation": candidate.label}, {}
     for metric in (EAGER, CAPTURED):
         if metric == CAPTURED and candidate.conditions.device.type != "cuda":
             yield from without_numbers({metric: "s"}, settings, "unsupported", NO_GRAPHS)
             continue
-
-        def measure(metric: str = metric) -> list[Measurement]:
-            return _time_text(candidate, metric, num_tokens, batch_size, repeats, settings)
-
+        measure = partial(_time_text, candidate, metric, num_tokens, batch_size, repeats, settings)
         for row in rows_or_reason({metric: "s"}, settings, measure):
             if row.metric == metric:
                 seconds[metric] = row.value
@@ -62,11 +58,11 @@ def measure_text(
 def measure_context(
     candidate: Candidate, context: int, batch_size: int, repetition: Repetition, settings: dict[str, Any]
 ) -> Iterator[Measurement]:
-    """Milliseconds of one token behind so many others; the step is captured on CUDA."""
+    """Yield milliseconds of one token behind `context` others; the step is captured on CUDA."""
     settings, conditions = settings | {"implementation": candidate.label}, candidate.conditions
 
     def measure() -> list[Measurement]:
-        with _generating(conditions):
+        with generating(conditions.device, conditions.precision):
             model = _model(candidate)
             error = _steps_error(candidate, model, conditions.device.type == "cuda")
             times = time_decoding(model, _tokens(candidate, batch_size, context), conditions.dtype, repetition)
@@ -76,42 +72,24 @@ def measure_context(
 
 
 def _model(candidate: Candidate) -> LanguageModel:
-    """A model with initial weights, on the device: its text is none, and takes as long as one.
-
-    Raises:
-        UserError: the backend only trains.
-    """
+    """Build a model with initial weights: what it writes means nothing, and takes as long as a text."""
     model = candidate.build().eval()
-    backend = model.backend_without_state
-    if backend:
+    if backend := model.backend_without_state:
         raise UserError(f"attn.backend={backend}: only trains, it takes no state")
     return model
 
 
 def _tokens(candidate: Candidate, batch_size: int, length: int) -> Tensor:
-    """Random tokens, (B, T)."""
     generator = torch.Generator().manual_seed(length)
     tokens_BT = torch.randint(candidate.vocabulary_size, (batch_size, length), generator=generator)
     return tokens_BT.to(candidate.conditions.device)
-
-
-@contextmanager
-def _generating(conditions: Conditions) -> Iterator[None]:
-    """Run the block on the device, in its precision, without gradients."""
-    with ExitStack() as stack:
-        if conditions.device.type == "cuda":
-            stack.enter_context(torch.cuda.device(conditions.device))
-        stack.enter_context(torch.no_grad())
-        # Around all steps: autocast keeps the weights that it has cast until its end.
-        stack.enter_context(computing(conditions.precision, conditions.device))
-        yield
 
 
 def _time_text(
     candidate: Candidate, metric: str, num_tokens: int, batch_size: int, repeats: int, settings: dict[str, Any]
 ) -> list[Measurement]:
     conditions, captured, times = candidate.conditions, metric == CAPTURED, []
-    with _generating(conditions):
+    with generating(conditions.device, conditions.precision):
         model = _model(candidate)
         error = _steps_error(candidate, model, captured)
         prompt_BT = _tokens(candidate, batch_size, PROMPT_LENGTH)
@@ -142,11 +120,7 @@ def _time_text(
 
 
 def _steps_error(candidate: Candidate, model: LanguageModel, captured: bool) -> float:
-    """The relative error of the logits of some steps behind a prompt.
-
-    Raises:
-        GateError: it is more than the precision explains.
-    """
+    """Compare the logits of some steps behind a prompt with the definition's; raises GateError for a wrong one."""
     conditions = candidate.conditions
     length = PROMPT_LENGTH + CapturedCall.NUM_WARMUP + GATE_STEPS
     tokens_BT = _tokens(candidate, 2, length)
@@ -165,7 +139,7 @@ def _steps_error(candidate: Candidate, model: LanguageModel, captured: bool) -> 
 
 
 def _definition(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
-    """Logits in float64, every mixer by its slow definition."""
+    """Compute logits in float64, every mixer by its slow definition."""
     with torch.autocast(tokens_BT.device.type, enabled=False):
         wide = copy.deepcopy(model).double()
         x_BTD = wide.embed(tokens_BT)

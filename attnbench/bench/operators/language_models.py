@@ -1,23 +1,26 @@
-"""Language models that benches time: initial weights, and parameters matched to those of softmax."""
+"""Language models that benches time: initial weights, parameters matched to those of softmax."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from attnbench.bench.base import Conditions
+from attnbench.bench.base import Conditions, Missing, attempted, rows_or_reason
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import Matched, match_model
+from attnbench.results.rows import Measurement
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import PRECISIONS, MixerSettings, ModelSettings
 
 
 def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSettings:
-    """The model of a size [width, feed-forward width, layers, heads].
+    """Read a size, [width, feed-forward width, layers, heads].
 
     Args:
-        setting: that has the size, for errors.
+        setting: its name, for errors.
 
     Raises:
         UserError: the size is none.
@@ -25,37 +28,45 @@ def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSetting
     if len(size) != 4 or not all(type(part) is int and part > 0 for part in size) or size[0] % size[3]:
         raise UserError(f"{setting}={size}: must be [width, feed-forward width, layers, heads], heads dividing width")
     dim, feed_forward_width, num_layers, num_heads = size
-    model = ModelSettings(
-        name=name,
-        dim=dim,
-        num_layers=num_layers,
-        head_width=dim // num_heads,
-        feed_forward_width=feed_forward_width,
-    )
+    shape = {"num_layers": num_layers, "head_width": dim // num_heads, "feed_forward_width": feed_forward_width}
+    model = ModelSettings(name=name, dim=dim, **shape)
     check(model, f"{setting}: ")
     return model
 
 
 def resolved(mixer: MixerSettings, size: ModelSettings, conditions: Conditions) -> MixerSettings:
-    """The mixer with the backend that runs here.
+    """Choose the backend that runs here.
 
     Raises:
-        UserError: it has none.
+        UserError: the mixer has none.
     """
-    return resolve_mixer(
-        mixer,
-        size,
-        device_type=conditions.device.type,
-        precision=conditions.precision,
-    )
+    return resolve_mixer(mixer, size, device_type=conditions.device.type, precision=conditions.precision)
+
+
+def by_mixer(
+    names: Sequence[str],
+    size: ModelSettings,
+    units: dict[str, str],
+    cell: dict[str, Any],
+    conditions: Conditions,
+    measure: Callable[[MixerSettings, dict[str, Any]], Iterable[Measurement]],
+) -> Iterator[Measurement]:
+    """Yield the rows of each mixer, or rows without a number; `measure` gets the resolved mixer and its settings."""
+    for mixer in conditions.mixers(names):
+        settings = cell | {"implementation": mixer.name, "backend": ""}
+        chosen = attempted(partial(resolved, mixer, size, conditions))
+        if isinstance(chosen, Missing):
+            yield from without_numbers(units, settings, *chosen)
+            continue
+        settings |= {"backend": chosen.options["backend"]}
+        yield from rows_or_reason(units, settings, partial(measure, chosen, settings))
 
 
 @dataclass(kw_only=True)
 class Candidate:
-    """A mixer in a model of some size, whose feed-forward width meets softmax's parameters."""
+    """A mixer, its backend resolved, in a model whose feed-forward width meets softmax's parameters."""
 
     mixer: MixerSettings
-    """The mixer with the backend that shall run."""
     size: ModelSettings
     vocabulary_size: int
     length: int
@@ -64,16 +75,11 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Name and backend."""
         return f"{self.mixer.name} ({self.mixer.options['backend']})"
 
     @cached_property
     def matched(self) -> Matched:
-        """The sizes that meet softmax's parameters.
-
-        Raises:
-            UserError: none do.
-        """
+        """Match softmax's parameters; raises UserError where no width does."""
         return match_model(
             [self.mixer] * self.size.num_layers,
             self.size,
@@ -84,7 +90,7 @@ class Candidate:
         )
 
     def build(self) -> LanguageModel:
-        """A new model, the same at every call."""
+        """Build a new model, the same at every call."""
         return build_model(
             self.matched.mixers,
             self.matched.model,

@@ -67,7 +67,7 @@ class Operator(NamedTuple):
 
 
 def _heads(shape: Shape, generator: torch.Generator, dtype: torch.dtype, *, unit: bool = True) -> Inputs:
-    """Query and key of length 1 or, for softmax, normal; value normal."""
+    """Make query and key of length 1 or, for softmax, normal, and a normal value."""
     batch_size, length, num_key_heads, num_heads, width = shape
     normal = partial(torch.randn, generator=generator, device=generator.device)
     query, key = (normal(batch_size, length, num_key_heads, width) for _ in range(2))
@@ -83,7 +83,7 @@ def _uniform(shape: Shape, generator: torch.Generator, *channels: int) -> Tensor
 
 
 def _with_decay(shape: Shape, generator: torch.Generator, dtype: torch.dtype, *, unit: bool = True) -> Inputs:
-    """With decays of 0.8 to 1 a head."""
+    """Add decays of 0.8 to 1 a head."""
     return _heads(shape, generator, dtype, unit=unit) | {"log_decay": -0.2 * _uniform(shape, generator)}
 
 
@@ -92,14 +92,14 @@ def _with_beta(shape: Shape, generator: torch.Generator, dtype: torch.dtype) -> 
 
 
 def _by_channel(shape: Shape, generator: torch.Generator, dtype: torch.dtype, *, beta: bool) -> Inputs:
-    """With decays of 0.8 to 1 a key channel."""
+    """Add decays of 0.8 to 1 a key channel."""
     log_decay = -0.2 * _uniform(shape, generator, shape.head_width)
     strengths = {"beta": _uniform(shape, generator)} if beta else {}
     return _heads(shape, generator, dtype) | {"log_decay": log_decay} | strengths
 
 
 def _mamba2_inputs(shape: Shape, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    """Query and key that all heads share, and steps of up to 0.1."""
+    """Make query and key that all heads share, and steps of up to 0.1."""
     steps = {"step": 0.1 * _uniform(shape, generator)}
     return _heads(shape._replace(num_key_heads=1), generator, dtype) | steps
 
@@ -137,7 +137,7 @@ def _diagonal(
 
 
 def _delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, *, backend: str) -> Tensor:
-    """By torch key heads are repeated for the value's; the kernels share them."""
+    """The torch form repeats key heads; the kernels share them."""
     if backend == "fla":
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
 
@@ -198,7 +198,7 @@ def _ours(
     shape: Shape,
     conditions: Conditions,
 ) -> Function | Packed:
-    """The backend of a mixer, if it has it and it runs here; the torch form compiled on CUDA, as in training."""
+    """Return a mixer's backend, if it runs here; the torch form compiled on CUDA, as in training."""
     options = {"backend": backend, "head_width": shape.head_width}
     mixer.choose_backend(options, device_type=conditions.device.type, precision=conditions.precision)
     if backend == "triton" and packed is not None:

@@ -1,9 +1,9 @@
-"""Implementations of one new position: attention over a cache, read whole or split along the keys, and the steps of
-recurrent states in place of a cache, see ops/state_steps.py."""
+"""Implementations of one new position: attention over a cache, whole or split along the keys, and steps of recurrent
+states, see ops/state_steps.py."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,8 +25,6 @@ MAX_KERNEL_WIDTH = 256
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class CacheShape:
-    """Shape of a cache and of the queries that read it."""
-
     head_width: int
     cache_length: int
     batch_size: int
@@ -53,6 +51,9 @@ class StepExample(NamedTuple):
 Call = Callable[[], Tensor]
 """The call that is timed; returns y as any view of (B, H, K)."""
 
+Refuse = Callable[[str, str, int], str | None]
+"""Returns why an implementation cannot run on a device type, in a precision, at a head width; None where it can."""
+
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Step:
@@ -61,8 +62,7 @@ class Step:
     name: str
     prepare: Callable[[StepExample], Call]
     """Lay the inputs out as this implementation wants them, or raise a UserError where something is not installed."""
-    refuse: Callable[[str, str, int], str | None]
-    """Return why it cannot run on a device type, in a precision, at a head width; None where it can."""
+    refuse: Refuse
     expected: Callable[[StepExample], Tensor]
     """y in float64, (heads compared, 1, K)."""
     work: Callable[[CacheShape, int], Work]
@@ -71,12 +71,10 @@ class Step:
     """Name of the kernel that a mixer's step has, as for `refuse`; None where the implementation's name says it."""
 
     def label(self, device_type: str, precision: str, width: int) -> str:
-        """The name of its numbers in rows and tables."""
         return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, precision, width)})"
 
 
 def compared_heads(shape: CacheShape) -> list[int]:
-    """Indices of the heads that are compared, counted over all sequences."""
     count = shape.batch_size * shape.num_heads
     return sorted({round(index * (count - 1) / (MAX_COMPARED - 1)) for index in range(MAX_COMPARED)})
 
@@ -94,13 +92,13 @@ def _attention_expected(example: StepExample) -> Tensor:
 
 
 def _attention_work(shape: CacheShape, itemsize: int) -> Work:
-    """Keys and values read once; a product with each."""
+    """Count keys and values once, and a product with each."""
     B, S, G, K = shape.cache
     return Work(4 * B * S * shape.num_heads * K, 2 * B * S * G * K * itemsize)
 
 
 def _textbook(example: StepExample) -> Call:
-    """The product that all backends of softmax and flash but triton decode with."""
+    """Decode by the product that all backends of softmax and flash but triton use."""
     visible_TS = torch.ones(1, example.shape.cache_length, dtype=torch.bool, device=example.query_BHK.device)
     return lambda: attend(example.query_BHK[:, None], example.key_BSGK, example.value_BSGK, visible_TS)
 
@@ -131,9 +129,9 @@ def _refuse_triton(device_type: str, precision: str, width: int) -> str | None:
         require_triton("implementation triton", device_type)
     except UserError as refusal:
         return str(refusal)
-    return (
-        None if width <= MAX_KERNEL_WIDTH else f"our kernel takes up to {MAX_KERNEL_WIDTH} channels a head, not {width}"
-    )
+    if width > MAX_KERNEL_WIDTH:
+        return f"our kernel takes up to {MAX_KERNEL_WIDTH} channels a head, not {width}"
+    return None
 
 
 def _of_state(name: str, step: StateStep) -> Step:
@@ -141,7 +139,6 @@ def _of_state(name: str, step: StateStep) -> Step:
         return step.define(example.newest).flatten(0, 2)[compared_heads(example.shape), None]
 
     def work(shape: CacheShape, itemsize: int) -> Work:
-        """Count the state, read and written once."""
         numbers = shape.batch_size * shape.num_heads * shape.head_width**2
         return Work(step.flops * numbers, 8 * numbers)
 
@@ -155,40 +152,23 @@ def _of_state(name: str, step: StateStep) -> Step:
     )
 
 
-def _attention(
-    name: str, prepare: Callable[[StepExample], Call], refuse: Callable[[str, str, int], str | None] | None = None
-) -> Step:
-    return Step(
-        name=name,
-        prepare=prepare,
-        refuse=refuse or IMPLEMENTATIONS[name].refusal,
-        expected=_attention_expected,
-        work=_attention_work,
-    )
+def _attention(name: str, prepare: Callable[[StepExample], Call], refuse: Refuse | None = None) -> Step:
+    refuse = refuse or IMPLEMENTATIONS[name].refusal
+    return Step(name=name, prepare=prepare, refuse=refuse, expected=_attention_expected, work=_attention_work)
 
 
 WHOLE, SPLIT = "_whole", "_split"
+_FLASH_ATTN = IMPLEMENTATIONS["flash_attn"].refusal
 STEPS = {
     step.name: step
     for step in (
         _attention("textbook", _textbook),
-        *(
-            _attention(name, functools.partial(_sdpa, name=name))
-            for name in ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
-        ),
-        *(
-            _attention(
-                f"flash_attn{how}",
-                functools.partial(_flash_attn, num_splits=num_splits),
-                IMPLEMENTATIONS["flash_attn"].refusal,
-            )
-            # 0 leaves the number of splits to the library.
-            for how, num_splits in ((WHOLE, 1), (SPLIT, 0))
-        ),
-        *(
-            _attention(f"triton{how}", functools.partial(_triton, splits=splits), _refuse_triton)
-            for how, splits in ((WHOLE, 1), (SPLIT, None))
-        ),
+        *(_attention(name, partial(_sdpa, name=name)) for name in ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")),
+        _attention(f"flash_attn{WHOLE}", partial(_flash_attn, num_splits=1), _FLASH_ATTN),
+        # 0 leaves the number of splits to the library.
+        _attention(f"flash_attn{SPLIT}", partial(_flash_attn, num_splits=0), _FLASH_ATTN),
+        _attention(f"triton{WHOLE}", partial(_triton, splits=1), _refuse_triton),
+        _attention(f"triton{SPLIT}", partial(_triton, splits=None), _refuse_triton),
         *(_of_state(name, step) for name, step in STATE_STEPS.items()),
     )
 }

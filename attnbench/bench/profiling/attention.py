@@ -1,31 +1,22 @@
 """Attention with shared key/value heads and rotary positions under the profiler: the textbook's and fused ones."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnbench.bench.base import (
-    SPEEDUP,
-    Conditions,
-    error_row,
-    peak_row,
-    rows_or_reason,
-    time_rows,
-)
+from attnbench.bench.base import SPEEDUP, Conditions, by_implementation, error_row, time_rows
 from attnbench.bench.operators.attention import by_head
 from attnbench.bench.operators.gate import compared_heads, largest_error, reference
 from attnbench.bench.operators.roofline import Work, attention_work
-from attnbench.bench.profiling.recording import record
-from attnbench.bench.profiling.rows import operator_rows
-from attnbench.bench.profiling.traces import write_trace
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.bench.profiling.recording import operator_rows, record
+from attnbench.evals.lib.rows import peak_row
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.machine.precision import multiplying
-from attnbench.machine.timing import ColdCaches, OutOfMemory, PeakMemory, attempt, time_repeats
+from attnbench.machine.timing import ColdCaches, PeakMemory
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
 from attnbench.ops.layers.rotary import rotate, rotation
 from attnbench.results.rows import Measurement
@@ -49,7 +40,7 @@ UNITS = {"forward_milliseconds": "ms", TOTAL: "ms", PEAK: "MiB"}
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class GroupedShape:
-    """Shape of the attention that is profiled: query heads in groups that share a head of keys and values."""
+    """Shape of an attention whose query heads share heads of keys and values in groups."""
 
     batch_size: int
     sequence_length: int
@@ -60,30 +51,22 @@ class GroupedShape:
 
     @property
     def repeats(self) -> int:
-        """Query heads of a group."""
         return self.num_heads // self.num_key_value_heads
 
     def split(self, packed_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query (B, T, H, K), key and value (B, T, G, K) where the projection leaves them."""
+        """Split a projection into query (B, T, H, K), key and value (B, T, G, K)."""
         sizes = [self.num_heads, self.num_key_value_heads, self.num_key_value_heads]
         query, key, value = packed_BTC.unflatten(2, (-1, self.head_width)).split(sizes, dim=2)
         return query, key, value
 
     def work(self, itemsize: int) -> Work:
-        """Operations and bytes of the function: key and value are read once for each group."""
-        full = attention_work(
-            batch_size=self.batch_size,
-            num_heads=self.num_heads,
-            length=self.sequence_length,
-            head_width=self.head_width,
-            causal=self.causal,
-            itemsize=itemsize,
-        )["forward"]
+        """Count operations and bytes: key and value are read once for each group."""
+        full = attention_work(self, itemsize)["forward"]
         return Work(full.flops, full.num_bytes * (2 + 2 / self.repeats) / 4)
 
 
 def textbook(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
-    """Keys and values repeated, two matrix products, a division and a softmax, each in memory; (B, H, T, K)."""
+    """Repeat keys and values; two matrix products, a division and a softmax, each in memory; (B, H, T, K)."""
     query, key, value = shape.split(packed_BTC)
     query_BHTK = rotate(query, angles).transpose(1, 2)
     key_BHTK = rotate(key, angles).repeat_interleave(shape.repeats, dim=2).transpose(1, 2)
@@ -97,14 +80,14 @@ def textbook(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
 
 
 def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
-    """Rotation, and torch's attention through the kernel that is named."""
+    """Rotate, and call torch's attention through the named kernel."""
     query, key, value = shape.split(packed_BTC)
     query_BHTK, key_BGTK = (rotate(x, angles).transpose(1, 2) for x in (query, key))
     return IMPLEMENTATIONS[name].make()(query_BHTK, key_BGTK, value.transpose(1, 2), shape.causal)
 
 
 def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
-    """Our kernel, which splits and rotates by itself."""
+    """Call our kernel, which splits and rotates by itself."""
     from attnbench.ops.attention.triton.flash_op import packed_flash_attention
 
     mixed_BTC = packed_flash_attention(
@@ -137,7 +120,6 @@ class PackedExample:
 
 
 def example_of(shape: GroupedShape, conditions: Conditions) -> PackedExample:
-    """The same inputs for every implementation."""
     generator = torch.Generator(conditions.device).manual_seed(shape.sequence_length)
     width = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_width
     packed_BTC = torch.randn(
@@ -167,37 +149,33 @@ def profile_attention(
     num_lines: int,
     repetition: Repetition,
 ) -> Iterator[Measurement]:
-    """All rows, implementation after implementation; the ratio is of the first one's time to each other's."""
-    first: float | None = None
-    with multiplying(conditions.precision), torch.no_grad():
-        example = attempt(lambda: example_of(shape, conditions))
-        for name in names:
-            settings = cell | {"implementation": name}
-            if isinstance(example, OutOfMemory):
-                yield from without_numbers(UNITS, settings, "out_of_memory", f"the reference: {example.reason}")
-                continue
-            measure = partial(_profile, shape, name, example, settings, conditions, num_calls, num_lines, repetition)
-            rows = list(rows_or_reason(UNITS, settings, measure))
-            yield from rows
-            total = next((row.value for row in rows if row.metric == TOTAL), None)
+    """Yield all rows, implementation after implementation; ratios are of the first one's time to each other's."""
+    make, first = partial(example_of, shape, conditions), None
+    rows = partial(_profile, shape, conditions, num_calls, num_lines, repetition)
+    with torch.no_grad():
+        measured = by_implementation(names, UNITS, cell, conditions, make, rows)
+        for name, group in groupby(measured, key=lambda row: row.settings["implementation"]):
+            total, settings = None, cell | {"implementation": name}
+            for row in group:
+                total = row.value if row.metric == TOTAL else total
+                yield row
             if first is not None and total is not None:
-                of = {"numerator": names[0], "denominator": name}
-                speedup = {"value": first / total, "unit": "", "settings": settings | of, "num_samples": num_calls}
-                yield Measurement(metric=SPEEDUP, **speedup)
+                of = settings | {"numerator": names[0], "denominator": name}
+                speedup = first / total
+                yield Measurement(metric=SPEEDUP, value=speedup, unit="", settings=of, num_samples=num_calls)
             first = total if first is None else first
 
 
 def _profile(
     shape: GroupedShape,
-    name: str,
-    example: PackedExample,
-    settings: dict[str, Any],
     conditions: Conditions,
     num_calls: int,
     num_lines: int,
     repetition: Repetition,
+    name: str,
+    example: PackedExample,
+    settings: dict[str, Any],
 ) -> Iterator[Measurement]:
-    """All rows of one implementation."""
     refusal = IMPLEMENTATIONS[name].refusal(conditions.device.type, conditions.precision, shape.head_width)
     if refusal is not None:
         raise UserError(refusal)
@@ -207,14 +185,14 @@ def _profile(
     memory = PeakMemory(conditions.device)
     call()
     peak_mib = memory.mib()
-    times = time_repeats(call, conditions.device, **asdict(repetition), before=ColdCaches(conditions.device))
+    times = repetition.times(call, conditions.device, before=ColdCaches(conditions.device))
     yield from time_rows(
         "forward", times, settings, shape.work(conditions.dtype.itemsize).floor_ms(conditions.ceilings)
     )
     flops = {operator: shape.work(1).flops for operator in FUSED_OPERATORS}
-    recording = record(call, conditions.device, num_calls=num_calls, detailed=True, flops=flops)
+    recording = record(call, conditions.device, num_calls=num_calls, detailed=True)
     if conditions.folder is not None:
-        write_trace(recording.trace, conditions.folder / "traces" / f"attention-{name}.json.gz")
+        recording.write_trace(conditions.folder / "traces" / f"attention-{name}.json.gz")
     yield Measurement(metric=TOTAL, value=recording.milliseconds, unit="ms", settings=settings, num_samples=num_calls)
     yield peak_row(PEAK, peak_mib, settings)
-    yield from operator_rows(recording.lines, settings, num_lines)
+    yield from operator_rows(recording.lines(flops), settings, num_lines)

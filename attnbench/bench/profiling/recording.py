@@ -1,8 +1,9 @@
-"""A function run under torch's profiler: its trace, and its operators as a table."""
+"""A function run under torch's profiler: its operators as rows, and its trace for Perfetto."""
 
+import gzip
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +13,18 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from attnbench.bench.profiling.traces import Reading, Work, read_trace
 from attnbench.machine.device import synchronize
+from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
+from attnbench.settings.text import unlinked
+
+MAX_NAME_CHARACTERS = 90
+"""The name of a kernel made from a template fills a page."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Line:
-    """One operator or kernel of a table, over all calls that were recorded."""
+    """One operator or kernel of the profiler's table, over all calls that were recorded."""
 
     name: str
     calls: int
@@ -31,39 +36,87 @@ class Line:
     """The profiler's count, which knows products, sums and convolutions, or ours; None where there is neither."""
     counted_here: bool = False
     """`mflops` is our count."""
-    part: str = ""
-    """Part of the step, where that is known."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Recording:
-    """Some calls as the profiler saw them."""
+    """Some calls under the profiler."""
 
-    trace: dict[str, Any]
-    reading: Reading
-    """The device's work in the trace."""
-    lines: list[Line]
-    """Every operator that started work, the longest first; their times add up to those of all work."""
+    profiler: profile
+    device_type: str
+    detailed: bool
 
     @property
     def milliseconds(self) -> float:
         """All work of all calls together."""
-        return sum(work.microseconds for work in self.reading.work) / 1e3
+        is_work = (lambda event: event.device_type != DeviceType.CPU) if self.device_type == "cuda" else is_operator
+        events = [event for event in self.profiler.events() or () if is_work(event) and not event.is_user_annotation]
+        return sum(own_microseconds(event, self.device_type) for event in events) / 1e3
+
+    def lines(self, flops: Mapping[str, float] | None = None) -> list[Line]:
+        """Return a line for each operator that started work, the longest first.
+
+        Args:
+            flops: of one call of an operator that the profiler counts none of, by its name.
+        """
+        return self._lines(is_operator, flops or {})
+
+    def kernels(self) -> list[Line]:
+        """Return a line for each kernel, the longest first: all that is known of the replay of a graph."""
+        return self._lines(lambda event: event.device_type != DeviceType.CPU, {})
+
+    def _lines(self, is_shown: Callable[[Any], bool], flops: Mapping[str, float]) -> list[Line]:
+        lines = []
+        for event in self.profiler.key_averages():
+            times = event.self_device_time_total if self.device_type == "cuda" else event.self_cpu_time_total
+            if event.is_user_annotation or not is_shown(event) or times <= 0:
+                continue
+            memory = event.cpu_memory_usage if self.device_type == "cpu" else event.device_memory_usage
+            ours = flops.get(event.key)
+            counted = ours * event.count if ours is not None else event.flops if self.detailed else None
+            lines.append(
+                Line(
+                    name=event.key,
+                    calls=event.count,
+                    milliseconds=times / 1e3,
+                    memory_mib=memory / 2**20 if self.detailed else None,
+                    mflops=counted / 1e6 if counted else None,
+                    counted_here=ours is not None,
+                )
+            )
+        return sorted(lines, key=lambda line: -line.milliseconds)
+
+    def write_trace(self, path: Path) -> None:
+        """Write it for Perfetto or chrome://tracing, compressed, without the name of the host; once."""
+        with TemporaryDirectory() as folder:
+            written = Path(folder) / "trace.json"
+            self.profiler.export_chrome_trace(str(written))
+            # As torch writes it: names of kernels may hold what is no UTF-8.
+            trace = json.loads(written.read_text(encoding="utf-8", errors="replace"), strict=False)
+        kept = {key: value for key, value in trace.items() if key not in ("host_name", "traceName")}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unlinked(path).write_bytes(gzip.compress(json.dumps(kept, separators=(",", ":")).encode()))
 
 
-def record(
-    function: Callable[[], object],
-    device: torch.device,
-    *,
-    num_calls: int,
-    detailed: bool,
-    flops: Mapping[str, float] | None = None,
-) -> Recording:
-    """Call it so many times under the profiler. Warm it up before.
+def is_operator(event: Any) -> bool:
+    """True for an operator of the profiler's events, false for a kernel and for a label."""
+    return event.device_type == DeviceType.CPU and not event.is_user_annotation
+
+
+def own_microseconds(event: Any, device_type: str) -> float:
+    """Time of the work that an event started itself; of a kernel, its own."""
+    if device_type == "cpu":
+        return event.self_cpu_time_total
+    if event.device_type != DeviceType.CPU:
+        return event.time_range.elapsed_us()
+    return sum(kernel.duration for kernel in event.kernels)
+
+
+def record(function: Callable[[], object], device: torch.device, *, num_calls: int, detailed: bool) -> Recording:
+    """Call a function under the profiler. Warm it up before.
 
     Args:
         detailed: also shapes, memory and FLOPs, which cost the host time at every operator.
-        flops: of one call of an operator that the profiler counts none of, by its name.
 
     Raises:
         UserError: the profiler saw no work on the device.
@@ -78,62 +131,40 @@ def record(
         for _ in range(num_calls):
             function()
         synchronize(device)
-    trace = _trace_of(profiler)
-    reading = read_trace(trace, device.type)
-    if not reading.work:
+    recording = Recording(profiler=profiler, device_type=device.type, detailed=detailed)
+    if not recording.milliseconds:
         raise UserError(
             f"device={device}: the profiler saw no kernel; it needs CUPTI, which another profiler may hold, and the "
             "right to use it (NVIDIA's ERR_NVGPUCTRPERM tells how)"
         )
-    lines = _lines(reading.work, profiler, device, detailed, flops or {})
-    return Recording(trace=trace, reading=reading, lines=lines)
+    return recording
 
 
-def top(lines: Sequence[Line], number: int) -> tuple[list[Line], Line | None]:
-    """The first of them, and all others as one; None where there are no others."""
-    rest = lines[number:]
-    if not rest:
-        return list(lines), None
-    name = f"{len(rest)} others"
-    return list(lines[:number]), Line(
-        name=name, calls=sum(line.calls for line in rest), milliseconds=sum(line.milliseconds for line in rest)
-    )
+def operator_rows(lines: Sequence[Line], settings: dict[str, Any], num_lines: int) -> Iterator[Measurement]:
+    """Time, share, calls, memory and FLOPs of the longest, and time and calls of all others together.
+
+    Args:
+        lines: the longest first.
+    """
+    whole, shown, rest = sum(line.milliseconds for line in lines) or 1.0, [*lines[:num_lines]], lines[num_lines:]
+    if rest:
+        calls, milliseconds = sum(line.calls for line in rest), sum(line.milliseconds for line in rest)
+        shown.append(Line(name=f"{len(rest)} others", calls=calls, milliseconds=milliseconds))
+    for rank, line in enumerate(shown, start=1):
+        labels = settings | {"rank": rank, "operator": shortened(line.name)}
+        yield Measurement(metric="operator_milliseconds", value=line.milliseconds, unit="ms", settings=labels)
+        yield Measurement(metric="operator_share", value=line.milliseconds / whole, unit="", settings=labels)
+        yield Measurement(metric="operator_calls", value=line.calls, unit="", settings=labels)
+        if line.memory_mib is not None:
+            yield Measurement(metric="operator_mib", value=line.memory_mib, unit="MiB", settings=labels)
+        if line.mflops is not None:
+            counted = {"counted_by": "attnbench" if line.counted_here else "profiler"}
+            yield Measurement(metric="operator_mflops", value=line.mflops, unit="MFLOP", settings=labels | counted)
 
 
-def _lines(
-    work: Sequence[Work], profiler: profile, device: torch.device, detailed: bool, flops: Mapping[str, float]
-) -> list[Line]:
-    """A line for each operator, timed by the work that it started itself, and for work that no operator started."""
-    groups: dict[str, list[Work]] = {}
-    for piece in work:
-        groups.setdefault(piece.operator or piece.name, []).append(piece)
-    # Kernels stand in that table too, under their own names.
-    known = {event.key: event for event in profiler.key_averages() if event.device_type == DeviceType.CPU}
-    lines = []
-    for name, pieces in groups.items():
-        event, ours = known.get(name), flops.get(name)
-        calls = event.count if event is not None else len(pieces)
-        memory, counted = None, ours * calls if ours is not None else None
-        if detailed and event is not None:
-            # With what it calls: ours allocate by operators that have no work of their own, and so no line.
-            memory = (event.cpu_memory_usage if device.type == "cpu" else event.device_memory_usage) / 2**20
-            counted = counted or event.flops
-        lines.append(
-            Line(
-                name=name,
-                calls=calls,
-                milliseconds=sum(piece.microseconds for piece in pieces) / 1e3,
-                memory_mib=memory,
-                mflops=counted / 1e6 if counted else None,
-                counted_here=ours is not None,
-            )
-        )
-    return sorted((line for line in lines if line.milliseconds > 0), key=lambda line: -line.milliseconds)
-
-
-def _trace_of(profiler: profile) -> dict[str, Any]:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        # As torch writes it: names of kernels may hold what is no UTF-8.
-        return json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+def shortened(name: str) -> str:
+    """The name without its middle where it is too long: both its ends tell kernels apart."""
+    if len(name) <= MAX_NAME_CHARACTERS:
+        return name
+    kept = MAX_NAME_CHARACTERS // 2 - 1
+    return f"{name[:kept]}…{name[-kept:]}"

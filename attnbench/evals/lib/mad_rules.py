@@ -32,19 +32,17 @@ class NoisyRecall(MadRule):
     """Keys with the value that each has in this sequence, again and again, and noise between the pairs.
 
     Keys are 0 ... 7, values 8 ... 15, noise 16 ... 31. A unit is one symbol of noise with probability 1/5, otherwise a
-    pair of a uniform key. A key's value is uniform, and is asked for wherever the key has been seen before. What is
-    left of the last positions is noise.
+    pair of a uniform key. A key's value is uniform, asked for wherever the key was seen before. Noise fills the end.
     """
 
     num_keys = num_answers = 8
     num_noise = 16
 
     def vocabulary_size(self, length: int) -> int:
-        """See MadRule."""
         return 2 * self.num_keys + self.num_noise
 
     def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
-        """See MadRule; L is the length."""
+        # L is the length.
         column_T = torch.arange(length, device=hash_B.device)
         is_pair_BU = integers_below(hashed(hash_B[:, None], UNITS, column_T), 5) > 0
         key_BU = integers_below(hashed(hash_B[:, None], KEYS, column_T), self.num_keys)
@@ -69,19 +67,18 @@ class FuzzyRecall(MadRule):
     """Eight keys of one to three symbols, with values of one to three, again and again.
 
     Symbols of keys are 0 ... 7, of values 8 ... 15. A key's first symbol t tells its length, 1 + t % 3, so that no key
-    begins another; the eight of a sequence are different, all sets of the 155 alike. Wherever a key has been seen
-    before, every symbol of its value is asked for. Where no pair fits any more, symbol 16 fills the rest.
+    begins another; a sequence's eight are different, all sets of the 155 equally likely. Every symbol of a value is
+    asked for wherever its key was seen before. Symbol 16 fills the end.
     """
 
     num_symbols = num_answers = num_pairs = 8
     longest = 3
 
     def vocabulary_size(self, length: int) -> int:
-        """See MadRule."""
         return 2 * self.num_symbols + 1
 
     def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
-        """See MadRule; L is 3 × half the length."""
+        # L is 3 × half the length.
         device, num_units = hash_B.device, length // 2
         codes = [c for n in range(1, 4) for c in product(range(self.num_symbols), repeat=n) if 1 + c[0] % 3 == n]
         code_CJ = torch.tensor([(*code, 0, 0)[: self.longest] for code in codes], device=device)
@@ -122,11 +119,10 @@ class Compression(MadRule):
     num_answers = 16
 
     def vocabulary_size(self, length: int) -> int:
-        """See MadRule."""
         return self.num_answers + 1 + length
 
     def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
-        """See MadRule; L is the length, of 2 × length + 1 positions."""
+        # L is the length, of 2 × length + 1 positions.
         column_L = torch.arange(length, device=hash_B.device)
         symbol_BL = integers_below(hashed(hash_B[:, None], VALUES, column_L), self.num_answers)
         place_BL = shuffled(hashed(hash_B, QUERIES), torch.ones_like(symbol_BL, dtype=torch.bool))
@@ -147,11 +143,10 @@ class Memorisation(MadRule):
     num_keys = num_answers = 128
 
     def vocabulary_size(self, length: int) -> int:
-        """See MadRule."""
         return 2 * self.num_keys + 1
 
     def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
-        """See MadRule; L is half the length."""
+        # L is half the length.
         column_L = torch.arange(length // 2, device=hash_B.device)
         key_BL = integers_below(hashed(hash_B[:, None], KEYS, column_L), self.num_keys)
         value_BL = self.num_keys + integers_below(hashed(0, seed, VALUES, key_BL), self.num_keys)
@@ -161,7 +156,7 @@ class Memorisation(MadRule):
 
 
 def _seen_before(item_BU: Tensor, is_there_BU: Tensor, num_items: int) -> Tensor:
-    """Tell where the same item stands further left, (B, U)."""
+    """Return where the same item stands further left, (B, U)."""
     count_BUN = (item_BU[..., None] == torch.arange(num_items, device=item_BU.device)) & is_there_BU[..., None]
     earlier_BUN = count_BUN.long().cumsum(1) - count_BUN.long()
     return earlier_BUN.gather(2, item_BU[..., None])[..., 0] > 0

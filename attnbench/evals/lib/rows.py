@@ -1,17 +1,16 @@
-"""Rows that several evaluations have: along axes that double, timed, or without a number."""
+"""Rows that several evaluations have: timed, of memory, or without a number."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attnbench.evals.base import Evaluation, Subject
 from attnbench.machine.precision import dtype_of
-from attnbench.machine.timing import OutOfMemory, Times, attempt
+from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, Times, attempt
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.rows import Measurement
 
 STATE = "state_bytes"
-"""Metric of `state_rows`."""
 
 
 def doublings(first: int, last: int) -> list[int]:
@@ -24,23 +23,19 @@ def doublings(first: int, last: int) -> list[int]:
 
 
 def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    """One row for each metric, with the status that says why it has no number."""
+    """Yield one row for each metric, with the status that says why it has no number."""
     for metric, unit in units.items():
         yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
 
 
 def lacks_state(model: LanguageModel) -> str | None:
-    """The reason where a layer takes no state, otherwise None."""
+    """Return the reason where a layer takes no state, otherwise None."""
     backend = model.backend_without_state
     return f"backend {backend} only trains: it takes no state" if backend else None
 
 
 def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[Measurement]:
-    """Bytes of one sequence's state when it has grown to each length, caches in the compute dtype.
-
-    Args:
-        axis: the setting that is the length.
-    """
+    """Yield bytes of one sequence's state when it has grown to each length (`axis`), caches in the compute dtype."""
     # On the meta device: the bytes are counted, not allocated.
     model, dtype = subject.new_model().to("meta"), dtype_of(subject.precision)
     reason = lacks_state(model)
@@ -56,13 +51,9 @@ def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[
 def until_out_of_memory(
     measured: Iterator[Measurement], instead: Callable[[str], Iterable[Measurement]]
 ) -> Iterator[Measurement]:
-    """Pass rows on until memory runs out.
-
-    Those that `instead` makes of the reason follow then, but for the metrics and settings that have a row already.
-    """
+    """Pass rows on until memory runs out; then those that `instead` makes of the reason, where there is no row yet."""
     measured_keys: set[str] = set()
     while True:
-        # The next row alone: an evaluation that was interrupted gives no other.
         row = attempt(lambda: next(measured, None))
         if row is None:
             return
@@ -74,7 +65,7 @@ def until_out_of_memory(
 
 
 def time_row(times: Times, settings: dict[str, Any], metric: str = "step_milliseconds") -> Measurement:
-    """Median of repeats as a row, from the 20th to the 80th percentile."""
+    """Make a row of the median of repeats, from the 20th to the 80th percentile."""
     return Measurement(
         metric=metric,
         value=times.median_ms,
@@ -87,7 +78,7 @@ def time_row(times: Times, settings: dict[str, Any], metric: str = "step_millise
 
 
 def speed_row(metric: str, num_tokens: int, times: Times, settings: dict[str, Any]) -> Measurement:
-    """Tokens a second of repeats that each take `num_tokens`, between the same percentiles."""
+    """Make a row of tokens a second of repeats that each take `num_tokens`, between the same percentiles."""
     return Measurement(
         metric=metric,
         value=num_tokens / times.median_ms * 1e3,
@@ -99,8 +90,14 @@ def speed_row(metric: str, num_tokens: int, times: Times, settings: dict[str, An
     )
 
 
+def peak_row(metric: str, peak_mib: float | None, settings: dict[str, Any]) -> Measurement:
+    """Make a row of a peak of memory; without a number where the system does not give one."""
+    status, reason = ("ok", "") if peak_mib is not None else ("unsupported", UNKNOWN_PEAK)
+    return Measurement(metric=metric, value=peak_mib, unit="MiB", settings=settings, status=status, reason=reason)
+
+
 def first_metric_without_number(evaluation: Evaluation, name: str, reason: str) -> Iterator[Measurement]:
-    """One row in place of all that an evaluation, called `name`, has not measured for want of memory."""
+    """Yield one row in place of all that an evaluation has not measured for want of memory."""
     metric = evaluation.plots[0][0] if evaluation.plots else name
     yield Measurement(metric=metric, value=None, unit="", status="out_of_memory", reason=reason)
 

@@ -18,10 +18,9 @@ between small ones."""
 
 @torch.no_grad()
 def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
-    """Tell where the most likely symbol is the target, (B, L) bool; False where there is no label.
+    """Return where the most likely symbol is the target, (B, L) bool; False where there is no label.
 
-    Runs in the precision of the caller, see `machine.precision.computing`, and over a bounded number of sequences at a
-    time.
+    Runs in the precision of the caller, over a bounded number of sequences at a time.
 
     Args:
         batch: with weights and positions.
@@ -38,13 +37,13 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurement:
-    """The share of `correct` that is true, as a row that says of how many."""
+    """Make a row of the share of `correct` that is true, and of its size."""
     value = float(correct.double().mean())
     return Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
 
 
 def mean_accuracy(model: LanguageModel, batch: Batch) -> float:
-    """The mean over sequences of the share of their labels that are right: a long sequence counts as a short one."""
+    """Return the mean over sequences of the share of their labels that are right."""
     return _mean(correct_labels(model, batch), batch)
 
 
@@ -72,7 +71,7 @@ def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -
 
 
 def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slice]:
-    """Cut a batch into as many sequences as fit one forward pass of so many models."""
+    """Cut a batch into parts that fit one forward pass of all models."""
     length, num_labels = batch.tokens_BT.shape[1], batch.targets_BT.shape[1]
     of_sequence = num_models * (num_labels * model.embedding.num_embeddings + length**2)
     at_once = max(1, MAX_ELEMENTS[batch.tokens_BT.device.type] // of_sequence)

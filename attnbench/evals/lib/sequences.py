@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnbench.data.batches import block_order
-from attnbench.evals.base import Task
+from attnbench.evals.base import Probe
 from attnbench.machine.device import synchronize
 from attnbench.training.step import Batch
 
@@ -15,8 +15,8 @@ CHUNK = 2**16
 """Sequences generated at a time."""
 
 STREAMED_FROM = 2**20
-"""Number of training sequences from which only a chunk of them is in memory. The first epoch then takes them as they
-are generated, later ones shuffle each chunk; with fewer sequences every epoch shuffles all of them."""
+"""Number of training sequences from which only a chunk is in memory. The first epoch then takes them as they are
+generated, later ones shuffle each chunk; with fewer sequences every epoch shuffles all."""
 
 NUM_BUCKETS = 8
 """Shapes of the batches of a task with length buckets; a captured step has a recording for each."""
@@ -25,14 +25,13 @@ NUM_BUCKETS = 8
 class TrainingSequences:
     """Training sequences of a task on the device, stored as small integers, see `Batch.wide`.
 
-    With `task.length_buckets` a batch has sequences of about one length and ends with the longest of them. Which batch
-    has which lengths depends on the step alone, so that the batches of a stack have one shape, apart from a few at the
-    borders of the buckets.
+    With `task.length_buckets` a batch has sequences of about one length and ends with the longest. Lengths depend on
+    the step alone, so that the batches of a stack have one shape, apart from a few at the borders of the buckets.
     """
 
-    def __init__(self, task: Task, seed: int, device: torch.device) -> None:
+    def __init__(self, task: Probe, seed: int, device: torch.device) -> None:
         self.task, self.seed, self.device = task, seed, device
-        # A few first: the time to load what the generator uses is no speed of the generator.
+        # A few first, so that loading libraries is not timed.
         example = task.sequences("train", seed, 0, task.batch_size, device)
         self._widths = example.tokens_BT.shape[1], example.targets_BT.shape[1]
         self._is_at_every_position = self._widths[0] == self._widths[1]
@@ -54,7 +53,7 @@ class TrainingSequences:
             self.mean_length = float(self._lengths(first)[0].double().mean())
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step: every sequence once an epoch, in an order that each epoch has anew."""
+        """Return the batch of a step: every sequence once an epoch, in a new order."""
         epoch, index = divmod(step, self.batches_per_epoch)
         chunk, index = divmod(index, self._batches_per_chunk)
         if self._at != (epoch, chunk):
@@ -69,7 +68,6 @@ class TrainingSequences:
         return Batch(rows.tokens_BT[:, :num_positions], rows.targets_BT[:, :num_labels], weight, positions)
 
     def _order_chunk(self, epoch: int, chunk: int) -> None:
-        """Lay the chunk's sequences out in the order of this epoch."""
         batch, number, size = self._generate(chunk), epoch * self._num_chunks + chunk, self.task.batch_size
         num_rows = len(batch.tokens_BT)
         is_fresh = self._num_chunks > 1 and epoch == 0
@@ -79,7 +77,7 @@ class TrainingSequences:
             widths = zip(self._lengths(batch), self._widths, strict=True)
             bucket_N = torch.stack([-(-length_N * NUM_BUCKETS // width) for length_N, width in widths]).amax(0)
             order_N = order_N[bucket_N[order_N].argsort(stable=True)]
-            # Of no seed, so that the batches of a stack have the same lengths at the same step.
+            # The same for every seed, so that the batches of a stack have one length.
             batches_N = block_order(len(order_N) // size, 0, number)
             order_N = order_N.view(-1, size)[batches_N.to(self.device)].flatten()
             self._buckets = bucket_N[order_N].view(-1, size).amax(1).tolist()
@@ -92,7 +90,7 @@ class TrainingSequences:
         if self._generated is not None and self._generated[0] == chunk:
             return self._generated[1]
         start, end = 0, self.task.num_train_sequences
-        # A single chunk has all of them: each epoch's order decides which fill no batch.
+        # A single chunk has all sequences: each epoch's order decides which fill no batch.
         if self._num_chunks > 1:
             first, last = (min(n * self._batches_per_chunk, self.batches_per_epoch) for n in (chunk, chunk + 1))
             start, end = first * self.task.batch_size, last * self.task.batch_size
@@ -106,16 +104,15 @@ class TrainingSequences:
             if chunk:
                 raise ValueError(f"{self.task}: labels of sequences {start} to {end} stand elsewhere than all before")
             self._is_at_every_position = False
-        # A model that is asked at every position looks none up, which its gradient would spend much time on.
+        # Without positions the model looks none up, whose gradient would be slow.
         batch = batch._replace(positions_BL=None) if self._is_at_every_position else batch
         self._generated = chunk, batch
         return batch
 
     def _narrow(self, batch: Batch) -> Batch:
-        """Store a batch in few bytes."""
         symbol, position = (_smallest(bound) for bound in (self.task.vocabulary_size, self._widths[0]))
         weight, positions = batch.weight_BT, batch.positions_BL
-        # Labels are there or not; weights in between, which a task from elsewhere may have, stay what they are.
+        # A probe from outside may have weights between 0 and 1.
         if weight is not None and bool(((weight == 0) | (weight == 1)).all()):
             weight = weight.bool()
         positions = positions.to(position) if positions is not None else None
@@ -129,14 +126,14 @@ class TrainingSequences:
 
 
 def _labels(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Tell which labels there are, and at which positions, (B, L) both."""
+    """Return which labels there are, and at which positions, (B, L) both."""
     column_BL = torch.arange(batch.targets_BT.shape[1], device=batch.targets_BT.device).expand_as(batch.targets_BT)
     is_label_BL = batch.weight_BT > 0 if batch.weight_BT is not None else torch.ones_like(column_BL, dtype=torch.bool)
     return is_label_BL, batch.positions_BL.long() if batch.positions_BL is not None else column_BL
 
 
 def _is_at_every_position(batch: Batch) -> bool:
-    """Tell if label l of every sequence stands at position l."""
+    """True if label l of every sequence stands at position l."""
     is_label_BL, position_BL = _labels(batch)
     column_L = torch.arange(position_BL.shape[1], device=position_BL.device)
     return bool(((position_BL == column_L) | ~is_label_BL).all())

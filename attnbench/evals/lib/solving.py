@@ -1,8 +1,8 @@
-"""Rules of when a probe's training looks at validation data, has solved its task, and ends.
+"""Rules for validating, solving and ending a probe's training.
 
 A training has reached the threshold when `selection` passes it at two checks in a row. It ends at MASTERED, or after
-twice the steps that reaching it took: the constant rate then falls, inside the budget. Solved is a training that has
-reached the threshold, and the accuracy of whose test data passes it in the end.
+twice the steps that reaching it took: the constant rate then falls, inside the budget. It is solved if it has reached
+the threshold and its accuracy on test data passes it too.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,6 @@ from attnbench.results.numbers import reaches
 from attnbench.training.checkpoint import TrainState
 
 SOLVED = 0.95
-"""Accuracy of what is solved."""
 
 MASTERED = 0.99
 """Value of `selection` that ends the constant rate at once."""
@@ -27,7 +26,6 @@ STOP_RULE = {
     "late_factor": LATE_FACTOR,
 }
 """The rule by its numbers, see `results.protocol`."""
-
 
 RISE = (0.1, 0.9)
 """Values of `selection` that a rise in accuracy is timed between."""

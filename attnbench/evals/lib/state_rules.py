@@ -1,4 +1,4 @@
-"""Rules of state tracking: strings from hashes, and after each step of a string the state that it has led to.
+"""Rules of state tracking: strings from hashes, and the state after each step of a string.
 
 A string's length counts its labelled steps: bits, permutations, numbers, pairs of brackets.
 """
@@ -22,8 +22,6 @@ NUMBERS, OPERATORS, SHAPE = range(3)
 
 
 class Strings(NamedTuple):
-    """Strings and their labels."""
-
     tokens_BT: Tensor
     """ABSENT behind the end of a string."""
     states_BL: Tensor
@@ -33,15 +31,15 @@ class Strings(NamedTuple):
 
 
 class Rule(ABC):
-    """A kind of strings, and the state that is to be told."""
+    """A kind of strings, and the state that a model is asked for."""
 
     num_symbols: int
     num_states: int
     num_inputs: int
-    """Different symbols that a step may have, at least: bounds how many strings there are."""
+    """Different symbols that a step may have, at least: a bound on the number of strings."""
 
     chance: float
-    """Accuracy of who always says the most frequent state."""
+    """Accuracy of always saying the most frequent state."""
 
     @abstractmethod
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
@@ -53,10 +51,9 @@ class Rule(ABC):
 
 
 class PermutationRule(Rule):
-    """Permutations one after another; the state is the one that all so far come to.
+    """Permutations one after another; the state is their product, s_t = x_t ∘ s_{t-1} with (p ∘ q)[i] = p[q[i]].
 
-    A permutation's number is its place in the sorted list of the group's. With (p ∘ q)[i] = p[q[i]] the state is
-    s_t = x_t ∘ s_{t-1}, from the identity.
+    A permutation's number is its place in the group's sorted list.
     """
 
     def __init__(self, degree: int, *, even: bool = False, most_moved: int | None = None) -> None:
@@ -75,11 +72,11 @@ class PermutationRule(Rule):
         return torch.tensor([[number[tuple(x[i] for i in s)] for x in self.elements] for s in self.elements])
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
-        """See Rule; every position has a label."""
+        # every position has a label.
         column_L, table = torch.arange(longest, device=hash_B.device), self.table.to(hash_B.device)
         tokens_BL = self.tokens(hash_B, length_B, longest)
         is_step_BL = column_L < length_B[:, None]
-        # Products of the last 1, 2, 4, ... permutations, then of all: numbers say which, so they are exact.
+        # Products of the last 1, 2, 4, ... permutations, then of all.
         states_BL, reach = tokens_BL.where(is_step_BL, 0), 1
         while reach < longest:
             products_BL = table[states_BL[:, :-reach], states_BL[:, reach:]]
@@ -87,11 +84,8 @@ class PermutationRule(Rule):
         return Strings(tokens_BL, states_BL, column_L.where(is_step_BL, 0))
 
     def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
-        """See Rule."""
-        column_L, inputs_X = (
-            torch.arange(longest, device=hash_B.device),
-            torch.tensor(self.inputs, device=hash_B.device),
-        )
+        device = hash_B.device
+        column_L, inputs_X = torch.arange(longest, device=device), torch.tensor(self.inputs, device=device)
         tokens_BL = inputs_X[integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.num_inputs)]
         return tokens_BL.where(column_L < length_B[:, None], ABSENT)
 
@@ -105,12 +99,12 @@ class ArithmeticRule(Rule):
         self.chance = 1 / modulus
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
-        """See Rule; numbers stand at even positions, and have the labels."""
+        # numbers stand at even positions, and have the labels.
         column_L = torch.arange(longest, device=hash_B.device)
         number_BL, operator_BL = self._symbols(hash_B, longest)
         sum_B, product_B, states = torch.zeros_like(hash_B), number_BL[:, 0], [number_BL[:, 0]]
         for step in range(1, longest):
-            # The last product may still grow; what stands before it is a sum that no longer changes.
+            # The last product may still grow; the sum before it no longer changes.
             operator_B, number_B = operator_BL[:, step - 1], number_BL[:, step]
             is_times_B = operator_B == TIMES
             sum_B = sum_B.where(is_times_B, (sum_B + product_B) % self.modulus)
@@ -121,7 +115,6 @@ class ArithmeticRule(Rule):
         return Strings(self.tokens(hash_B, length_B, longest), torch.stack(states, 1), position_BL)
 
     def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
-        """See Rule."""
         number_BL, operator_BL = self._symbols(hash_B, longest)
         tokens_BT = torch.stack([number_BL, self.modulus + operator_BL], dim=2).flatten(1)[:, :-1]
         is_token_BT = torch.arange(2 * longest - 1, device=hash_B.device) < 2 * length_B[:, None] - 1
@@ -149,7 +142,7 @@ class BracketRule(Rule):
         self.num_symbols = modulus + CLOSE + 1
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
-        """See Rule; n pairs of brackets take 4n + 1 positions."""
+        # n pairs of brackets take 4n + 1 positions.
         num_rows, device = len(hash_B), hash_B.device
         row_B, zero_B = torch.arange(num_rows, device=device), torch.zeros_like(hash_B)
         # Of each open bracket the left operand, the operator (ABSENT before it) and one place more, for the root.
@@ -162,7 +155,7 @@ class BracketRule(Rule):
         to_open_B, awaited_B = length_B, torch.ones_like(hash_B)
         wants_operand_B = torch.ones(num_rows, dtype=torch.bool, device=device)
         for position in range(4 * longest + 1):
-            # Of the ways to go on, r (e + 1) of e (2r + e - 1) open a bracket, r brackets and e operands to come.
+            # With r brackets and e operands to come, r (e + 1) of e (2r + e - 1) ways to go on open a bracket.
             ways_B = (awaited_B * (2 * to_open_B + awaited_B - 1)).clamp(min=1)
             chance_B = integers_below(hashed(hash_B, SHAPE, position), ways_B)
             opens_B = wants_operand_B & (chance_B < to_open_B * (awaited_B + 1))

@@ -1,9 +1,9 @@
-"""Cost of one training step of a mixer's model: time, memory and arithmetic, for throughput and scaling."""
+"""Cost of one training step of a mixer's model: time, memory and arithmetic."""
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from attnbench.evals.base import Subject
 from attnbench.machine.device import keep_freed_memory, synchronize
 from attnbench.machine.memory import available_mib, memory_capped
 from attnbench.machine.precision import dtype_of
-from attnbench.machine.timing import UNKNOWN_PEAK, OutOfMemory, PeakMemory, Times, attempt, time_repeats
+from attnbench.machine.timing import OutOfMemory, PeakMemory, Times, attempt, time_repeats
 from attnbench.model.language_model import LanguageModel
-from attnbench.results.rows import Measurement
+from attnbench.settings.options import Options, option
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.learning_rate import learning_rates
@@ -25,51 +25,45 @@ from attnbench.training.step import StepReport, stepper
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Repetition:
-    """Number of repeats of a step, and a limit of their time."""
+    """How often a call is timed, see Timed."""
 
     warmup: int
-    """Steps after the first and before those that count."""
     repeats: int
     max_seconds: float
-    """Limit of the repeats' time: past it there are fewer, at least three."""
 
-    def times(self, function: Callable[[], object], device: torch.device) -> Times:
-        """Time a function so often."""
-        return time_repeats(function, device, warmup=self.warmup, repeats=self.repeats, max_seconds=self.max_seconds)
+    def times(self, function: Callable[[], object], device: torch.device, **more: Any) -> Times:
+        """Time a function, see `machine.timing.time_repeats`."""
+        return time_repeats(function, device, **asdict(self), **more)
+
+
+class Timed(Options):
+    """Settings of evaluations and benches that repeat a call."""
+
+    warmup: int = option(5, "calls before those that count", minimum=1)
+    repeats: int = option(20, "calls that count, at most", minimum=1)
+    max_seconds: float = option(
+        20, "for the repeats of one call: fewer where they would take longer, at least three", above=0
+    )
+
+    @property
+    def repetition(self) -> Repetition:
+        return Repetition(warmup=self.warmup, repeats=self.repeats, max_seconds=self.max_seconds)
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class StepCost:
-    """One setting, measured."""
-
     parameters: int
     flops: int | None
-    """FLOPs of a training step, from the mixer's formula: three forward passes over the batch; None where it has
-    none."""
+    """Of a training step, by the mixer's formula: three forward passes over the batch; None where it has none."""
     first_step_seconds: float
     times: Times
     peak_mib: float | None
     """Weights and optimizer included; None where the system does not tell."""
 
-    def memory(self, settings: dict[str, Any]) -> Measurement:
-        """The row `peak_memory_mib`."""
-        unknown = self.peak_mib is None
-        return Measurement(
-            metric="peak_memory_mib",
-            value=self.peak_mib,
-            unit="MiB",
-            settings=settings,
-            status="unsupported" if unknown else "ok",
-            reason=UNKNOWN_PEAK if unknown else "",
-        )
-
 
 def settle(subject: Subject) -> None:
-    """Prepare the process, once, before its first `measure_step`.
-
-    The allocator is set as training sets it; and what libraries load or reserve on first use is there already, so that
-    it stands in no setting's figures.
-    """
+    """Prepare the process before its first `measure_step`: set the allocator as training does, and make libraries load
+    and reserve what they do on first use, which is no setting's own."""
     if subject.device.type == "cpu":
         keep_freed_memory()
         batches = Batches(subject.corpus.tokens["train"], 16, 1, subject.seed, subject.device)
@@ -90,24 +84,24 @@ def measure_step(
     model: ModelSettings | None = None,
     finds_compiled: bool = False,
 ) -> StepCost | OutOfMemory:
-    """Train a new model for as many steps as it takes, after `settle`, on the subject's corpus cut to this length.
+    """Train a new model for the timed steps, after `settle`, on the subject's corpus cut to this length.
 
     Args:
         model: another size; None for the run's own.
-        finds_compiled: take what the compiler's caches have: the seconds of the first step then say nothing.
+        finds_compiled: use the compiler's caches; the seconds of the first step then mean nothing.
 
     Raises:
         UserError: the mixer cannot be matched at that size, or the corpus has no such batch.
     """
     build = subject.builder(model)
-    # Around the attempt: after an exception, which the attempt takes, the compiler would leave its folder behind.
+    # Around the attempt: after an exception the compiler would leave its folder behind.
     on_cpu = subject.device.type == "cpu"
     with _cold_compiler(subject.compile and not finds_compiled), memory_capped(available_mib() if on_cpu else None):
         return attempt(lambda: _measure(subject, build, length, batch_size, repetition))
 
 
 def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
-    """The reason where the train split does not fill one batch, otherwise None."""
+    """Return the reason where the train split does not fill one batch, otherwise None."""
     there, needed = len(subject.corpus.tokens["train"]), length * batch_size + 1
     units = subject.corpus.tokenizer.units
     return None if there >= needed else f"the train split has {there} {units} and a batch needs {needed}"
@@ -140,7 +134,6 @@ def _measure(
 
 
 def _stepping(subject: Subject, state: TrainState, batches: Batches, num_steps: int) -> Callable[[], StepReport]:
-    """The step that trains, with the next batch at every call."""
     rates = learning_rates(subject.train, num_steps).to(subject.device)
     captured = subject.compile and subject.device.type == "cuda"
     step = stepper(state, subject.train, subject.precision, compiled=subject.compile, captured=captured)
@@ -155,16 +148,16 @@ def _stepping(subject: Subject, state: TrainState, batches: Batches, num_steps: 
 
 
 def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
-    """Inside, nothing that was compiled on this machine before is found again: the first step shows the whole price."""
+    """Inside, nothing compiled before is found: the first step has the whole cost."""
     if not is_compiled:
         return nullcontext()
-    # Torch has no public name for it. Imported here: it loads the compiler.
+    # Torch has no public name for it.
     from torch._inductor.utils import fresh_cache
 
     return fresh_cache()
 
 
 def load_compiler(device: torch.device) -> None:
-    """Compile next to nothing, forward and backward, so that the compiler is imported before the clock runs."""
+    """Compile a tiny function, so that the compiler is imported before the clock runs."""
     compiled = torch.compile(lambda x: x.sin().sum())
     compiled(torch.zeros(8, device=device, requires_grad=True)).backward()

@@ -1,9 +1,7 @@
-"""Random sequences for synthetic tasks, by a hash of counters: each depends on nothing but its own numbers.
+"""Random sequences for synthetic tasks, by a hash of counters, see `data.counters`.
 
-Rows are drawn in bulk; see `data.counters`.
-
-Which split a sequence belongs to is a hash of its content. What is drawn for a split and belongs to another is drawn
-again, so splits cannot overlap, whatever the seeds.
+The split of a sequence is a hash of its content. A sequence that is drawn for a split and belongs to another is drawn
+again, so that splits cannot overlap, whatever the seeds.
 """
 
 from collections.abc import Callable
@@ -19,36 +17,36 @@ from attnbench.training.step import Batch
 SPLITS = {"train": 0, "validation": 1, "test": 2}
 
 ABSENT = -1
-"""A token that is not there: behind the end of a content shorter than its row."""
+"""A token behind the end of a content shorter than its row."""
 
 LARGEST = 2**63 - 1
 
 MAX_ATTEMPTS = 1000
-"""Each attempt hits the rarest split with probability 1/8; past this many there is nothing to be hit."""
+"""An attempt hits the rarest split with probability 1/8: after this many the split has no content."""
 
 ROWS_AT_ONCE = {"cpu": 2**13, "cuda": 2**16}
-"""Sequences made together: bounds the memory, changes nothing else. A GPU is idle while it is given small pieces."""
+"""Sequences made together: bounds the memory, changes nothing else."""
 
 ATTEMPTS_AT_ONCE = 32
-"""Attempts of one sequence made together where only few are left to be found; changes the speed alone."""
+"""Attempts of one sequence made together where few sequences are left to be found; changes the speed alone."""
 
 LOGARITHM_BITS = 16
 """Bits of the uniform numbers that choose_by_power takes logarithms of."""
 
 
 def integers_below(hash_: Tensor, bound: Tensor | int) -> Tensor:
-    """Uniform over 0 ... bound - 1: 62 bits of the hash modulo the bound, so no number is favoured by 2^-40."""
+    """Uniform over 0 ... bound - 1, to 2^-40: 62 bits of the hash modulo the bound."""
     return (hash_ & (2**62 - 1)) % bound
 
 
 def lengths_between(split: str, seed: int, index_B: Tensor, shortest: int, longest: int, *, purpose: int) -> Tensor:
-    """Return a length for each sequence: drawn for training, each in turn elsewhere, whose scores weigh all alike.
+    """Return a length for each sequence: drawn for training, each in turn for other splits.
 
-    Drawn apart from the content, which is drawn again where it belongs to another split: the rarer the split, the more
-    of it would otherwise be sequences so short that they may be in any.
+    Drawn apart from the content, which is drawn again where it belongs to another split: a rare split would otherwise
+    consist of sequences so short that they may be in any.
 
     Args:
-        purpose: last counter of the hash, which nothing else of the task has in that place.
+        purpose: last counter of the hash.
     """
     number_B = index_B % (longest - shortest + 1)
     if split == "train":
@@ -59,8 +57,8 @@ def lengths_between(split: str, seed: int, index_B: Tensor, shortest: int, longe
 def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
     """Different integers below `num_items` in random order, (B, num_chosen).
 
-    Robert Floyd's method ("A sample of brilliance", 1987) draws the set, number by number: one from a range that grows
-    by one, and where that was drawn before, the range's new last one. Its order is not random, so it is shuffled.
+    Robert Floyd's method ("A sample of brilliance", 1987) draws a set number by number: one from a range that grows by
+    one, and where that was drawn before, the range's new last one. Its order is not random, so it is shuffled.
     """
     step_K = torch.arange(num_chosen, device=hash_B.device)
     last_K = num_items - num_chosen + step_K
@@ -72,9 +70,9 @@ def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
 
 
 def shuffled(hash_B: Tensor, present_BK: Tensor) -> Tensor:
-    """The column numbers of each row in random order, (B, K), those that are not present behind the others."""
+    """Column numbers of each row in random order, (B, K), absent ones last."""
     column_K = torch.arange(present_BK.shape[1], device=hash_B.device)
-    # Stable, as everywhere here: equal numbers would otherwise come in an order that depends on the device.
+    # Stable, as everywhere here: otherwise the order of equal numbers depends on the device.
     return hashed(hash_B[:, None], column_K).where(present_BK, LARGEST).argsort(dim=1, stable=True)
 
 
@@ -83,11 +81,11 @@ def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_cho
 
     An exponential race: each slot arrives at time E / p, with E from the exponential distribution of rate 1; the first
     to arrive are chosen (Efraimidis and Spirakis, 2006). Times are whole numbers, from a table of logarithms made on
-    the CPU: logarithms of two devices differ in the last bit, and could put two slots in another order.
+    the CPU: logarithms of two devices differ in the last bit, which could change the order.
 
     Args:
-        num_slots_B: how many slots each row has, at least `num_chosen` for those chosen to be among them.
-        max_slots: the most that a row can have.
+        num_slots_B: slots of each row, at least `num_chosen` for the chosen ones to be among them.
+        max_slots: largest number of slots of a row.
         power: from 0 to 1.
 
     Returns:
@@ -105,16 +103,13 @@ def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_cho
 
 @cache
 def _exponential_table(device: torch.device) -> Tensor:
-    """-log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32; made once, on the CPU."""
+    """-log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32."""
     middle_N = (torch.arange(2**LOGARITHM_BITS, dtype=torch.float64) + 0.5) / 2**LOGARITHM_BITS
     return (-middle_N.log() * 2**32).round().long().to(device)
 
 
 def split_of(content_BT: Tensor) -> Tensor:
-    """The number in SPLITS of the split that each content belongs to, (B,): 6/8 train, 1/8 validation, 1/8 test.
-
-    Behind the end of a content stands ABSENT, and how much of it does not matter.
-    """
+    """Number in SPLITS of each content's split, (B,): 6/8 train, 1/8 validation, 1/8 test; ABSENT does not count."""
     position_T = torch.arange(content_BT.shape[1], device=content_BT.device)
     hash_BT = hashed(0, position_T, content_BT)
     eighth_B = hashed(torch.where(content_BT == ABSENT, 0, hash_BT).sum(1), 0) & 7
@@ -124,11 +119,11 @@ def split_of(content_BT: Tensor) -> Tensor:
 def hashes_in_split(
     split: str, row_B: Tensor, content: Callable[[Tensor, Tensor], Tensor], exempt_B: Tensor | None = None
 ) -> Tensor:
-    """For each row the first of its hashes whose content belongs to the split, (B,).
+    """Return for each row the first of its hashes whose content belongs to the split, (B,).
 
     Args:
-        row_B: a hash of what names the row: seed, split, index. Attempt n has `hashed(row, n)`.
-        content: the tokens (R, T) that R hashes give, called with the hashes and the numbers of their rows.
+        row_B: a hash of the row's seed, split and index. Attempt n has `hashed(row, n)`.
+        content: makes tokens (R, T) of R hashes and the numbers of their rows.
         exempt_B: rows that take their first content, whatever split it belongs to.
 
     Raises:
@@ -140,7 +135,7 @@ def hashes_in_split(
         pending_R = pending_R[~exempt_B]
     attempt = 0
     while len(pending_R) and attempt < MAX_ATTEMPTS:
-        # Few rows make several attempts at once, so that the last one does not take a hundred rounds.
+        # Few rows make several attempts at once, which saves rounds.
         num_attempts = max(1, min(ATTEMPTS_AT_ONCE, ROWS_AT_ONCE[row_B.device.type] // len(pending_R)))
         attempt_A = torch.arange(num_attempts, device=row_B.device)
         hash_RA = hashed(row_B[pending_R, None], attempt + attempt_A)
@@ -157,11 +152,10 @@ def hashes_in_split(
 
 
 def in_pieces(make: Callable[[Tensor], Batch], start: int, count: int, device: torch.device) -> Batch:
-    """The sequences start ... start + count - 1; `make` gives those of the indices (B,) that it is called with."""
+    """Make the sequences start ... start + count - 1; `make` makes those of indices (B,)."""
     indices = torch.arange(start, start + count, device=device).split(ROWS_AT_ONCE[device.type])
     pieces = [make(index_B) for index_B in indices]
     if len(pieces) == 1:
         return pieces[0]
-    # What a batch has not, none of its pieces has.
     parts = (torch.cat(tensors) if tensors[0] is not None else None for tensors in zip(*pieces, strict=True))
     return Batch(*parts)  # pyright: ignore[reportArgumentType]

@@ -21,7 +21,7 @@ from attnbench.training.prepare import Run, row_settings
 
 
 class EvaluationJob(Job):
-    """A checkpoint evaluation of a run; where its training failed, rows that say so."""
+    """A checkpoint evaluation of a run; rows without numbers where its training failed."""
 
     def __init__(self, run: Run, settings: EvaluationSettings) -> None:
         self.run, self.settings = run, settings
@@ -43,7 +43,7 @@ class EvaluationJob(Job):
         return protocol_of(self.primary)
 
     def begin(self) -> dict[str, Any]:
-        """Look for the checkpoint before the results that are there are replaced."""
+        """Look for the checkpoint before former results are replaced."""
         self._failure()
         return super().begin()
 
@@ -51,7 +51,7 @@ class EvaluationJob(Job):
         """Return the row that says why the training failed; None where its checkpoint is there.
 
         Raises:
-            UserError: neither is there: attnbench runs may remove checkpoints until this process holds the folder.
+            UserError: neither is there: attnbench runs may have removed the checkpoint.
         """
         if is_final(self.run.checkpoints):
             return None
@@ -77,9 +77,5 @@ class EvaluationJob(Job):
 
 
 def language_model_jobs(run: Run, group: Group | None = None) -> tuple[Job, ...]:
-    """The training of a language model and the evaluations of its checkpoints that its settings name.
-
-    Args:
-        group: the processes that train it together; what evaluates it is this one alone.
-    """
+    """Return the training of a language model, by the processes of `group`, and the evaluations of its checkpoints."""
     return TrainingJob(run, group), *(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)

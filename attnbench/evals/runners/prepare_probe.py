@@ -1,11 +1,12 @@
 """From settings to the trainings of a probe's tasks with everything resolved: device, kernel, size, identity."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from attnbench.evals.base import Probe, Task
+from attnbench.evals.base import Probe
 from attnbench.evals.lib.solving import CHECK_STEPS
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import resolve_device
@@ -20,8 +21,8 @@ from attnbench.settings.schema import EvaluationSettings, MixerSettings, RunSett
 
 
 def prepare_probe(settings: RunSettings, evaluation: EvaluationSettings) -> tuple[Probe, list[ProbeJob]]:
-    """The probe, and a training of each of its tasks, at the first rate of its grid; writes nothing."""
-    probe = build(evaluation.target, evaluation.options, Probe)
+    """Return the probe, and a training of each of its tasks at the first rate of its grid."""
+    probe = build(evaluation.target, evaluation.options, Probe, group=f"eval.{evaluation.name}")
     tasks, device = probe.tasks(), resolve_device(settings.device)
     precision = resolve_precision(probe.precision, device.type)
     return probe, [_job(settings, evaluation, probe, task, tasks, device, precision) for task in tasks]
@@ -31,8 +32,8 @@ def _job(
     settings: RunSettings,
     evaluation: EvaluationSettings,
     probe: Probe,
-    task: Task,
-    tasks: list[Task],
+    task: Probe,
+    tasks: Sequence[Probe],
     device: torch.device,
     precision: str,
 ) -> ProbeJob:
@@ -80,8 +81,7 @@ def _job(
     )
 
 
-def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Task, tasks: list[Task]) -> str:
-    """The probe, the variant, and where the task differs from the probe's others."""
+def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Probe, tasks: Sequence[Probe]) -> str:
     distinct = [
         f"{name} {value}"
         for name, value in task.settings.items()
@@ -90,11 +90,11 @@ def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Tas
     return ", ".join([f"{evaluation.name} {settings.mixer.name}", *distinct])
 
 
-def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
-    """The variant's mixer at the task's head width, with its wishes; and the parts wished that it, or one of a hybrid's
-    mixers, has no setting for or stays without, as they would undo it.
+def _apply(task: Probe, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
+    """Return the variant's mixer at the task's head width with the task's wishes, and the wishes that it, or one of a
+    hybrid's mixers, has no option for or stays without, as they would undo it.
 
-    What the variant names, its number of heads or their width too, wins over the wishes, and these over the yaml.
+    Options that the variant names win over the wishes, and these over the yaml.
     """
     lacking: set[str] = set()
 
@@ -104,7 +104,7 @@ def _apply(task: Task, settings: RunSettings) -> tuple[MixerSettings, list[str]]
         named = {name: value for name, value in given.items() if prefix + name in settings.named_options}
         shape = {name: None for name in ("num_heads", "num_key_value_heads") if name in given}
         kept = {name: value for name, value in given.items() if name != "head_width"}
-        # What would undo a mixer stays as its yaml has it.
+        # A part that would undo a mixer stays as its yaml has it.
         undoing = cls.undone_by.keys() - named.keys()
         wishes = {name: value for name, value in task.mixer_options.items() if name in known and name not in undoing}
         lacking.update(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnbench.evals.base import NUM_SELECTION, Task
+from attnbench.evals.base import NUM_SELECTION, Probe
 from attnbench.evals.lib.scoring import mean_accuracy
 from attnbench.evals.lib.sequences import STREAMED_FROM, TrainingSequences
 from attnbench.evals.lib.solving import is_check, is_over, stop_rule
@@ -50,11 +50,12 @@ class ProbeJob(Job):
     """One training of one task, with everything resolved."""
 
     settings: RunSettings
-    """The variant's; size and training are the task's."""
+    """The variant's; the task has its own size and training."""
     probe: EvaluationSettings
-    task: Task
+    task: Probe
+    """The probe, narrowed to one of its tasks."""
     task_label: str
-    """For people: where the task differs from the probe's others."""
+    """For people: the probe, the variant, and the axes that tell the task from the probe's others."""
     device: torch.device
     precision: str
     train: TrainSettings
@@ -63,20 +64,20 @@ class ProbeJob(Job):
     """None where the combination cannot run; `obstacle` says why."""
     obstacle: str
     not_applicable: list[str]
-    """The task's wishes that this mixer has no setting for."""
+    """The task's wishes that this mixer has no option for."""
     plots: tuple[tuple[str, str], ...]
     primary: Primary | None
     """The probe's primary metric, whose accuracy decides what is solved."""
     seq_len: int
     """Positions of a training sequence."""
     limit: int | None = None
-    """Step at which a training leaves its search that has not passed the threshold; None: it goes on."""
+    """Step at which a training that has not reached the threshold leaves its search; None: it goes on."""
     stack: int | None = None
-    """Trainings that make its steps together with it; None: nothing was asked for but itself."""
+    """Number of trainings that are stepped together; None: no stack was asked for."""
     too_large: list[int] = field(default_factory=list)
     """Sizes of stacks that ran out of memory before this one."""
     compiled: bool = False
-    """Its steps alone go through torch.compile, which changes their result by rounding."""
+    """Its steps go through torch.compile, which changes their result by rounding."""
     outcome: "Outcome | None" = None
     """Result of its training in a stack; None: it trains itself."""
     config_hash: str = field(init=False)
@@ -97,7 +98,7 @@ class ProbeJob(Job):
         return config_hash({**content, "train": train, "seed": None, "limit": None})
 
     def can_stack(self) -> bool:
-        """Tell if several of it can train as one: every layer's kernel has a batching rule."""
+        """True where several can train as one: every layer's kernel has a batching rule."""
         mixers = [(resolve(mixer.target, Mixer), mixer.options["backend"]) for mixer in self.mixers if self.matched]
         return bool(mixers) and all(backend not in cls.without_vmap for cls, backend in mixers)
 
@@ -108,7 +109,6 @@ class ProbeJob(Job):
 
     @property
     def label(self) -> str:
-        """For people: recall linear, num_pairs 16, lr 0.03, seed 0."""
         return f"{self.task_label}, {trained_label(self.train.learning_rate, self.settings.seed)}"
 
     @property
@@ -130,10 +130,9 @@ class ProbeJob(Job):
         return config_hash({**self._content(), "mixers": functions})
 
     def _content(self) -> dict[str, Any]:
-        """Everything that can change the numbers of this training, and nothing else."""
+        """Everything that decides the numbers of this training, and nothing else."""
         matched, targets = self.matched, [class_named(mixer) for mixer in self.mixers]
-        task = {name: value for name, value in asdict(self.task).items() if name != "model"}
-        task["mixer_options"] = hashed_options(self.task.mixer_options)
+        task = {**self.task.content(), "mixer_options": hashed_options(self.task.mixer_options)}
         return {
             "mixers": [{"target": mixer.target, **hashed_options(mixer.options)} for mixer in self.mixers],
             "evaluation": self.probe.target,
@@ -162,12 +161,10 @@ class ProbeJob(Job):
         }
 
     def row_settings(self) -> dict[str, Any]:
-        """The task's axes, the rate, the mixer as it was built, and everything else that was set."""
-        of_task = asdict(self.task)
-        # Before matching: that a variant's feed-forward is wider is no difference of what was asked.
-        model = of_task.pop("model")
+        """The task's axes, the rate, the mixer as it was built, and all other settings."""
+        # Before matching: rows name the width that was asked for.
+        of_task = {**self.task.content(), **asdict(self.task.model)}
         elsewhere = ["settings", "mixer_options", "name", "parameters", "dropout"]
-        # Former rows do not have it.
         elsewhere += [] if self.task.length_buckets else ["length_buckets"]
         return {
             **self.task.settings,
@@ -178,7 +175,7 @@ class ProbeJob(Job):
             **recipe_settings(self.settings, self.not_applicable),
             MIXER_OPTIONS: mixer_options(self.mixers),
             EVALUATION_OPTIONS: {
-                **{name: value for name, value in {**of_task, **model}.items() if name not in elsewhere},
+                **{name: value for name, value in of_task.items() if name not in elsewhere},
                 "match": self.settings.match,
             },
         }
@@ -191,7 +188,7 @@ class ProbeJob(Job):
             "variant": self.settings.mixer.name,
             "seed": self.settings.seed,
             "evaluation": asdict(self.probe),
-            "task": asdict(self.task),
+            "task": {**self.task.content(), "model": asdict(self.task.model)},
             "mixers": [asdict(mixer) for mixer in self.mixers],
             "train": asdict(self.train),
             "device": str(self.device),
@@ -199,7 +196,7 @@ class ProbeJob(Job):
         }
 
     def rows(self) -> Iterator[Measurement]:
-        """Train and score. A training that diverges, does not fit, or cannot be built gives rows that say so."""
+        """Train and score; a training that diverges, does not fit, or cannot be built gives rows that say so."""
         if self.matched is None:
             yield from self._scores().missing("unsupported", self.obstacle)
             return
@@ -224,13 +221,12 @@ class ProbeJob(Job):
             yield replace(row, settings={"shared_device": True} if self.shares_device else {})
         checkpoint.save_final(self.folder / "checkpoint", state, self._record())
         if stop.signal is not None:
-            # It came during the last step, when there was nothing left to stop but what follows.
+            # The signal came during the last step: what follows is stopped.
             self.failure = stop.interruption(
                 f"trained and scored to the end: {self.folder}; the same command goes on from there"
             )
 
     def build(self) -> LanguageModel:
-        """The model with initial weights."""
         assert self.matched is not None
         return build_model(
             self.mixers,
@@ -253,7 +249,7 @@ class ProbeJob(Job):
             return error
 
     def trained(self, state: TrainState, sequences: TrainingSequences) -> "Outcome":
-        """Return the state, and the rows of the speeds of its steps and of the generator of their data."""
+        """Return the state, and rows with the speed of its steps and of its data's generator."""
         generated = sequences.tokens_per_second
         speed = speed_row(self.folder / "metrics.jsonl", state.step, self.task.batch_size * self.seq_len)
         if speed.value is not None:
@@ -267,8 +263,8 @@ class ProbeJob(Job):
         """Make the training.
 
         Args:
-            batches: the batch of each step; None: one for a trial, whatever the step.
-            selection: the accuracy that rates are chosen by; None: measured alone.
+            batches: the batch of each step; None: one trial batch for every step.
+            selection: the accuracy that rates are chosen by; None: measured for this training alone.
         """
         selection = selection or self.selection
         return Training(
@@ -284,14 +280,14 @@ class ProbeJob(Job):
             is_due=lambda step: is_check(step, self.task.check_interval_steps),
             new_end=self._new_end,
             checkpoint_interval=self.task.num_steps,
-            # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores there instead.
+            # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores instead.
             mirror=None,
             compiled=self.compiled,
             captured=self.device.type == "cuda",
         )
 
     def _new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
-        """Return the last step of a training that has done its work at this check, or leaves its search there."""
+        """Return the last step of a training that is done at this check, or leaves its search there."""
         has_done = is_over(state, row["selection"])
         if self.limit is not None and state.step >= self.limit and state.passed_step is state.reached_step is None:
             return state.step
@@ -303,12 +299,11 @@ class ProbeJob(Job):
         return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
 
     def selection(self, state: TrainState) -> float:
-        """The accuracy that rates are chosen by."""
+        """Measure the accuracy that rates are chosen by."""
         with computing(self.precision, self.device):
             return mean_accuracy(state.model, self.validation())
 
     def validation(self) -> Batch:
-        """The sequences of `selection`, made once."""
         if self._validation is None:
             self._validation = self.task.sequences("validation", self.settings.seed, 0, NUM_SELECTION, self.device)
         return self._validation
@@ -342,12 +337,12 @@ Outcome = tuple[TrainState, list[Measurement]] | DivergedError
 """Result of a training: see `ProbeJob.trained`."""
 
 
-def folder_label(task: Task) -> str:
-    """The task's settings in a folder's name: sequence_length256-num_pairs16."""
+def folder_label(task: Probe) -> str:
+    """Name the task in a folder: sequence_length256-num_pairs16."""
     return "-".join(f"{name}{value}" for name, value in task.settings.items() if isinstance(value, int | str))
 
 
 def trained_label(rate: float, seed: int) -> str:
-    """The rate and the seed of a training, for people."""
+    """Name the rate and the seed of a training, for people."""
     trial = seed - SELECTION_SEED
     return f"lr {rate:g}, " + (f"seed {seed}" if trial < 0 else f"search {trial + 1}" if trial else "search")

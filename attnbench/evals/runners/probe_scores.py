@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attnbench.evals.base import Task
+from attnbench.evals.base import Probe
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.solving import RISE, SOLVED, rise_share
 from attnbench.machine.precision import computing
@@ -27,26 +27,20 @@ SHARE = {"split": "test", "chance": 0.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeScores:
-    """Rows of one training of one task."""
+    """Rows of one training of one task; see ProbeJob."""
 
-    task: Task
+    task: Probe
     primary: Primary | None
-    """The probe's primary metric, whose accuracy decides what is solved."""
     seed: int
-    """Those that rates are chosen by have no scores of test data."""
+    """Search seeds have no scores of test data."""
     limit: int | None
-    """See ProbeJob."""
     metrics: Path
     """Log of the training, with `selection` at every check."""
     device: torch.device
     precision: str
 
     def measured(self, state: TrainState, selection: float) -> Iterator[Measurement]:
-        """Measure a trained model.
-
-        Args:
-            selection: its accuracy on validation data.
-        """
+        """Measure a trained model, whose accuracy on validation data is `selection`."""
         yield Measurement(metric="selection", value=selection, unit="", settings=VALIDATION)
         yield Measurement(metric="steps_trained", value=state.step, unit="step")
         yield from self._times(state)
@@ -75,7 +69,7 @@ class ProbeScores:
         return self.seed < SELECTION_SEED
 
     def _solved(self, state: TrainState, scores: list[Measurement]) -> Measurement:
-        """1 where the threshold was reached and the primary score of test data has it too, at its hardest, else 0."""
+        """Return 1 where the threshold was reached, also by the primary score of test data at its hardest; else 0."""
         primary = self.primary
         taken = [score for score in scores if primary is not None and primary.takes(score.metric, score.settings)]
         if primary is None or not taken:
@@ -86,7 +80,6 @@ class ProbeScores:
         return Measurement(metric="solved", value=int(is_solved), unit="", settings=SHARE)
 
     def _times(self, state: TrainState) -> Iterator[Measurement]:
-        """Measure how many steps and sequences reaching the threshold took."""
         if state.reached_step is None:
             reason = f"selection was not {SOLVED} at two checks in a row in {state.step} steps"
             if self.limit is not None:
@@ -97,7 +90,6 @@ class ProbeScores:
             yield Measurement(metric=metric, value=state.reached_step * per_step, unit=unit, settings=settings)
 
     def _rise(self) -> Measurement:
-        """Measure in how much of the steps that accuracy took its rise lies."""
         log = read_metrics(self.metrics)
         value = rise_share((row["step"], row["selection"]) for row in log if "selection" in row)
         if value is None:
@@ -107,7 +99,7 @@ class ProbeScores:
         return Measurement(metric="rise_share", value=value, unit="", settings=RISE_SETTINGS)
 
     def _budgets(self) -> dict[str, tuple[str, int, dict[str, Any]]]:
-        """Unit, units a step, and settings of each time to the threshold, with the budget that stands in for it."""
+        """Unit, units a step, and settings of each time to the threshold, with the budget."""
         units = {"steps_to_95": ("step", 1), "samples_to_95": ("sequence", self.task.batch_size)}
         return {
             metric: (unit, per_step, {**VALIDATION, "budget": per_step * self.task.num_steps})

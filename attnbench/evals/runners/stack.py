@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Sequence[int] = ()) -> None:
-    """Train jobs of one shape together, and record each as soon as it is over; those that are done stay as they are.
+    """Train jobs of one shape together, and record each as soon as it is over; finished ones stay as they are.
 
-    A stack that does not fit into memory is run as two halves, one after the other. A kernel without a batching rule
-    trains one by one. The rows say which.
+    A stack that does not fit into memory is run as two halves. Jobs whose kernel has no batching rule train one by one.
+    The rows say which.
 
     Args:
         too_large: sizes that did not fit before.
@@ -41,7 +41,7 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
         recording_each(list(folders), waits=True, is_done=lambda folder: is_done(folders[folder])),
         device_lock(jobs[0].device, shared=shares_device),
     ):
-        # Asked inside: another process may have finished some while this one waited.
+        # Inside the lock: another process may have finished some meanwhile.
         todo = [job for job in jobs if job.rerun or not is_done(job)]
         for job in todo:
             job.stack, job.too_large, job.shares_device = len(todo), list(too_large), True
@@ -49,7 +49,7 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
         trained = attempt(lambda: _train(todo, recorded)) if todo else None
     if not isinstance(trained, OutOfMemory):
         return
-    # Not by their files: where all is run again, those of the time before are there.
+    # Not by their files: with rerun=true the former ones are there.
     left, sizes = [job for job in todo if job not in recorded], [*too_large, len(todo)]
     if len(todo) == 1:
         _run_one_by_one(left, shares_device, too_large)
@@ -67,17 +67,14 @@ def _run_one_by_one(jobs: Sequence[ProbeJob], shares_device: bool, too_large: Se
 
 
 def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
-    """Train them as one, and record each when it is over.
-
-    Args:
-        recorded: gets each of them then.
+    """Train them as one, record each when it is over, and then add it to `recorded`.
 
     Raises:
-        Interrupted: a signal asked to stop; what was not over is kept.
+        Interrupted: a signal asked to stop; checkpoints of unfinished trainings are kept.
     """
     stop, device, precision = StopRequest(), jobs[0].device, jobs[0].precision
     make_ready(device)
-    # Of several learning rates of one seed once.
+    # Trainings of one seed share their data.
     sequences = {job.settings.seed: TrainingSequences(job.task, job.settings.seed, device) for job in jobs}
     with ExitStack() as stack:
         stack.enter_context(stop.listening())
@@ -96,7 +93,7 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
                 job.outcome = job.trained(member.state, sequences[job.settings.seed])
             for _ in record(job):
                 pass
-            # It is on the disk: its views would keep the memory of a stack that has gone on without it.
+            # Its views would keep the memory of the stack that goes on without it.
             job.outcome = None
             recorded.add(job)
     if stop.signal is not None:
@@ -104,19 +101,18 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
 
 
 class Checks:
-    """Looks of a stack at validation data: one pass for all trainings that are at the same step."""
+    """Validation of a stack: one pass for all trainings that are at the same step."""
 
     def __init__(self) -> None:
         self.states: dict[ProbeJob, TrainState] = {}
-        """The trainings that go on."""
         self._seen: dict[ProbeJob, tuple[int, float]] = {}
 
     def selection(self, job: ProbeJob, state: TrainState) -> float:
-        """Return the accuracy of a training at its step, and keep that of the others."""
+        """Return the accuracy of a training at its step, and keep those of the others."""
         step, value = self._seen.pop(job, (None, 0.0))
         if step == state.step:
             return value
-        # Before all of them are known, a look that a stop had cut off is made up for.
+        # After a resumption, trainings may validate before all of them are known.
         states = {job: state} | {other: peer for other, peer in self.states.items() if peer.step == state.step}
         with computing(job.precision, job.device):
             values = mean_accuracies([peer.model for peer in states.values()], [other.validation() for other in states])

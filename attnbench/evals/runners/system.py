@@ -29,7 +29,7 @@ class SystemJob(Job):
     """A system evaluation of a run's mixer, for a process that has done nothing else.
 
     Args:
-        there: `environment.timed_entries` of another machine that measured it; None: this one's.
+        there: `environment.timed_entries` of another machine that measured it; None: this machine.
     """
 
     def __init__(self, run: Run, settings: EvaluationSettings, there: Mapping[str, Any] | None = None) -> None:
@@ -64,7 +64,7 @@ class SystemJob(Job):
         yield from until_out_of_memory(iter(built.run(self.run)), instead)
 
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
-        """Also says it: a measurement may take minutes."""
+        """Log each row: a measurement may take minutes."""
         row = super().write(writer, measurement)
         value = row.measurement.value if row.measurement.value is not None else row.measurement.status
         log.info(f"{row.measurement.metric} {measurement.settings}: {value}")

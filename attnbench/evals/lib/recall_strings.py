@@ -1,0 +1,96 @@
+"""Sequences of associative recall: pairs of key and value, then some of the keys again, to be answered."""
+
+import torch
+from torch import Tensor
+
+from attnbench.data.counters import hashed
+from attnbench.evals.lib.recall_sizes import DRAWN
+from attnbench.evals.lib.task_data import (
+    SPLITS,
+    choose,
+    choose_by_power,
+    hashes_in_split,
+    in_pieces,
+    integers_below,
+    shuffled,
+)
+from attnbench.training.step import Batch
+
+BLANK = 0
+
+NEARNESS = 0.99
+"""p(slot) ∝ slot^-0.99: what follows the pairs soon is asked for most, as words recur in text."""
+
+KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
+"""Purposes of a hash, as its first counter."""
+
+
+def recall_strings(
+    split: str,
+    seed: int,
+    start: int,
+    count: int,
+    device: torch.device,
+    *,
+    pairs: list[int],
+    length: int,
+    vocabulary_size: int,
+    random_filler: bool,
+    query_order: str | None,
+) -> Batch:
+    """Make sequences; 3 pairs, length 14:
+
+        input   k3 v3 k1 v1 k7 v7 .  .  k1 .  k7 .  k3 .
+        target  .  .  .  .  .  .  .  .  v1 .  v7 .  v3 .
+
+    Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
+    sequence are different, and so are its values: a model that only knows which values are there is right once in
+    `pairs`. Each key is asked for once, in random order. What follows the pairs is cut into slots of two positions, of
+    which a query takes the first; slots count from 1 and are drawn without replacement with p(slot) ∝ slot^(a - 1),
+    a = 0.01. All other positions hold blanks, or random values, which may be those of pairs: the answers are never
+    shown.
+
+    With the query order DRAWN, that of Arora et al., the first pair has the slot that is drawn first, and so on: the
+    earlier a pair stands, the sooner, as a rule, it is asked for.
+
+    Args:
+        pairs: numbers of pairs, which sequences have round and round; L is the largest.
+    """
+    pairs_N, most, half = torch.tensor(pairs, device=device), max(pairs), vocabulary_size // 2
+    num_values = vocabulary_size - half
+
+    def build(hash_B: Tensor, pairs_B: Tensor) -> Batch:
+        pairs_B1, column_P = pairs_B[:, None], torch.arange(most, device=hash_B.device)
+        present_BP = column_P < pairs_B1
+        key_BP = BLANK + 1 + choose(hashed(hash_B, KEYS), half - 1, most)
+        value_BP = half + choose(hashed(hash_B, VALUES), num_values, most)
+        slot_BP = choose_by_power(hashed(hash_B, SLOTS), length // 2 - pairs_B, length // 2, most, NEARNESS)
+        asked_BP = column_P.expand_as(key_BP)
+        if query_order != DRAWN:
+            asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
+        query_BP = 2 * (pairs_B1 + slot_BP - 1)
+        # One position past the end of each row takes what is absent.
+        tokens_BT = torch.full((len(hash_B), length + 1), BLANK, device=hash_B.device)
+        if random_filler:
+            position_T = torch.arange(length + 1, device=hash_B.device)
+            tokens_BT = half + integers_below(hashed(hash_B[:, None], FILLER, position_T), num_values)
+        for position_BP, token_BP in (
+            (2 * column_P, key_BP),
+            (2 * column_P + 1, value_BP),
+            (query_BP, key_BP.gather(1, asked_BP)),
+        ):
+            tokens_BT.scatter_(1, position_BP.where(present_BP, length), token_BP)
+        return Batch(
+            tokens_BT[:, :-1].contiguous(),
+            value_BP.gather(1, asked_BP).where(present_BP, 0),
+            present_BP.float(),
+            query_BP.where(present_BP, 0),
+        )
+
+    def make(index_B: Tensor) -> Batch:
+        pairs_B = pairs_N[index_B % len(pairs)]
+        row_B = hashed(0, seed, SPLITS[split], index_B, pairs_B)
+        hash_B = hashes_in_split(split, row_B, lambda hash_R, row_R: build(hash_R, pairs_B[row_R]).tokens_BT)
+        return build(hash_B, pairs_B)
+
+    return in_pieces(make, start, count, device)

@@ -1,0 +1,172 @@
+"""Losses of model sizes: a rate searched and a model trained for each seed, and the power law over the sizes."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from attnbench.data.batches import Batches, evaluation_batches
+from attnbench.evals.base import Subject
+from attnbench.evals.lib.rows import without_numbers
+from attnbench.machine.device import start_afresh
+from attnbench.model.loss import split_nats
+from attnbench.results.rows import Measurement
+from attnbench.settings.schema import SELECTION_SEED, ModelSettings
+from attnbench.training.checkpoint import TrainState
+from attnbench.training.loop import text_batch, train
+
+LOSS = {"non_embedding_parameters": "", "nats_per_character": "nat"}
+FIT = {"scaling_exponent": "", "irreducible_nats_per_character": "nat"}
+
+MIN_SIZES = 5
+"""Sizes that a power law with an irreducible loss, three numbers, is fitted to at least."""
+
+NUM_RESAMPLES = 499
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Trained:
+    """Outcome of a training."""
+
+    parameters: int
+    """Without the embedding."""
+    nats: float
+    """A character, on the split that it was scored on."""
+    num_labels: int
+    num_skipped: int
+    """Updates left out because their gradients were not finite."""
+
+    @property
+    def is_diverged(self) -> bool:
+        return bool(self.num_skipped) or not math.isfinite(self.nats)
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Size:
+    """Outcome of the trainings of one size."""
+
+    scored: list[Trained]
+    """One a seed."""
+    learning_rate: float
+    rate_at_edge: bool
+
+    @property
+    def parameters(self) -> int:
+        return self.scored[0].parameters
+
+    def rows(self, settings: dict[str, Any]) -> Iterator[Measurement]:
+        """Yield the number of parameters, and the mean loss with Student's 95 % interval over seeds."""
+        name, unit = "non_embedding_parameters", LOSS["non_embedding_parameters"]
+        yield Measurement(metric=name, value=self.parameters, unit=unit, settings=settings)
+        settings = {**settings, "learning_rate": self.learning_rate, "rate_at_edge": self.rate_at_edge}
+        row = partial(Measurement, metric="nats_per_character", unit="nat", settings=settings)
+        for trained in self.scored:
+            if trained.is_diverged:
+                skipped = f"{trained.num_skipped} updates with gradients that were not finite"
+                reason = f"{trained.nats:.4g} nats a character, {skipped}"
+                yield row(value=None, status="diverged", reason=reason)
+                return
+        nats = [trained.nats for trained in self.scored]
+        low, high = None, None
+        if len(nats) > 1:
+            from scipy.stats import sem, t
+
+            low, high = (float(end) for end in t.interval(0.95, len(nats) - 1, loc=mean(nats), scale=sem(nats)))
+        yield row(value=mean(nats), low=low, high=high, num_samples=self.scored[0].num_labels)
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class SizeTraining:
+    """The trainings of one size; what is not given here is the subject's own."""
+
+    subject: Subject
+    size: ModelSettings
+    num_tokens: int
+    """Tokens to train on, a step at least."""
+    batch_size: int
+    learning_rates: list[float]
+    warmup_steps: int
+
+    def losses(self, num_search_seeds: int, num_seeds: int) -> "Size":
+        """Search the rate, then train and score the size with all seeds."""
+        searched: dict[float, float] = {}
+        for rate in self.learning_rates if len(self.learning_rates) > 1 else ():
+            seeds = range(SELECTION_SEED, SELECTION_SEED + num_search_seeds)
+            trained = [self.train(rate, seed, "validation") for seed in seeds]
+            searched[rate] = math.inf if any(one.is_diverged for one in trained) else mean(one.nats for one in trained)
+        # Of equals the smaller: the first.
+        rate = min(searched, key=searched.__getitem__, default=self.learning_rates[0])
+        scored = [self.train(rate, seed, "test") for seed in range(self.subject.seed, self.subject.seed + num_seeds)]
+        is_edge = len(searched) > 2 and rate in (self.learning_rates[0], self.learning_rates[-1])
+        return Size(scored=scored, learning_rate=rate, rate_at_edge=is_edge)
+
+    def train(self, rate: float, seed: int, split: str) -> "Trained":
+        """Train a model, and take its loss on a split."""
+        subject, length = self.subject, self.subject.seq_len
+        start_afresh(subject.device)
+        corpus, tokens = subject.corpus, subject.corpus.tokens
+        num_steps = max(1, self.num_tokens // (self.batch_size * length))
+        model = subject.new_model(self.size, seed)
+        state = TrainState.fresh(model)
+        batches = Batches(tokens["train"], length, self.batch_size, seed, subject.device)
+        train(
+            state,
+            lambda step: text_batch(batches, step, self.size.dropout),
+            replace(subject.train, learning_rate=rate, warmup_steps=self.warmup_steps),
+            precision=subject.precision,
+            num_steps=num_steps,
+            hooks=[],
+            compiled=subject.compile,
+            captured=subject.compile and subject.device.type == "cuda",
+        )
+        text = evaluation_batches(tokens[split].to(subject.device), length, self.batch_size)
+        nats_T, count_T = split_nats(model, text, subject.precision)
+        nats = float(nats_T.sum() / count_T.sum())
+        return Trained(
+            parameters=model.num_parameters() - model.embedding.weight.numel(),
+            nats=corpus.lengths(split, corpus.count(tokens[split][1:])).nats_per_character(nats),
+            num_labels=round(float(count_T.sum())),
+            num_skipped=num_steps - state.num_updates(),
+        )
+
+
+def power_law(losses: dict[int, list[float]]) -> Iterator[Measurement]:
+    """Yield the rows of FIT; `losses` are those of each seed by number of parameters."""
+    if len(losses) < MIN_SIZES:
+        reason = f"{len(losses)} sizes have a loss, and a power law with an irreducible loss needs {MIN_SIZES}"
+        yield from without_numbers(FIT, {}, "unsupported", reason)
+        return
+    from scipy.stats import bootstrap
+
+    parameters, samples = zip(*sorted(losses.items()), strict=True)
+
+    def fitted(*samples: Any) -> np.ndarray:
+        return fit_power_law(parameters, [float(np.mean(sample)) for sample in samples])
+
+    ends = np.full((2, len(FIT)), np.nan)
+    if min(map(len, samples)) > 1:
+        resampled = bootstrap(samples, fitted, n_resamples=NUM_RESAMPLES, vectorized=False, method="percentile", rng=0)
+        ends = np.array(resampled.confidence_interval)
+    for (metric, unit), value, low, high in zip(FIT.items(), fitted(*samples), *ends, strict=True):
+        low, high = (float(low), float(high)) if math.isfinite(low) else (None, None)
+        yield Measurement(metric=metric, value=float(value), unit=unit, low=low, high=high, num_samples=len(losses))
+
+
+def fit_power_law(parameters: Sequence[int], nats: Sequence[float]) -> np.ndarray:
+    """Return exponent and irreducible loss of nats = irreducible + a N^-exponent, by least squares."""
+    from scipy.optimize import least_squares
+
+    ratio_S, nats_S = np.asarray(parameters) / parameters[0], np.asarray(nats)
+
+    def errors(values: np.ndarray) -> np.ndarray:
+        exponent, irreducible, scale = values
+        return irreducible + scale * ratio_S**-exponent - nats_S
+
+    half = nats_S.min() / 2
+    # In units of the numbers themselves, whose sizes differ; no loss is below 0.
+    fit = least_squares(errors, [0.2, half, nats_S[0] - half], bounds=(0, np.inf), x_scale="jac", xtol=1e-12)
+    return fit.x[:2]

@@ -1,0 +1,51 @@
+"""Probes on strings of several lengths: what their training, validation and test data have in common."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attnbench.evals.base import NUM_SELECTION, SizedProbe
+from attnbench.evals.lib.task_data import in_pieces, lengths_between
+from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
+from attnbench.training.step import Batch
+
+LENGTH = 0
+"""Purpose of the hash that draws a length; a probe's own purposes follow."""
+
+
+class StringProbe(SizedProbe, ABC):
+    """Training lengths are uniform over min_length ... max_length; sequence i of validation has length number i of
+    these, round and round; tests have one length each. A string of a length is a function of (split, seed, index)."""
+
+    min_length: ClassVar[int] = 1
+    max_length: int = option(40, "and of the longest", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        word = f"eval.{self.name}.max_length={self.max_length}"
+        if self.max_length < self.min_length:
+            raise UserError(f"{word}: must be at least min_length={self.min_length}")
+        if self.max_length >= self.min_length + NUM_SELECTION:
+            raise UserError(f"{word}: must be at most {self.min_length + NUM_SELECTION - 1}")
+
+    @abstractmethod
+    def batch(self, split: str, seed: int, index_B: Tensor, length_B: Tensor, longest: int) -> Batch:
+        """Make the strings of these indices and lengths, with room for `longest`."""
+
+    def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
+        def make(index_B: Tensor) -> Batch:
+            length_B = lengths_between(split, seed, index_B, self.min_length, self.max_length, purpose=LENGTH)
+            return self.batch(split, seed, index_B, length_B, self.max_length)
+
+        return in_pieces(make, start, count, device)
+
+    def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
+        """Make the test strings of one length, in a batch that is no longer than they need."""
+
+        def make(index_B: Tensor) -> Batch:
+            return self.batch("test", seed, index_B, torch.full_like(index_B, length), length)
+
+        return in_pieces(make, 0, self.num_test, device)

@@ -1,0 +1,74 @@
+"""Options of evaluations and benches: their yamls, and classes that take defaults over."""
+
+import pytest
+import yaml
+from write_yamls import yamls
+
+from attnbench.settings.errors import UserError
+from attnbench.settings.options import Options, as_yaml, option
+from attnbench.settings.registry import build
+
+YAMLS = {f"{path.parent.name}/{path.stem}": (path, content) for path, content in yamls()}
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_a_yaml_has_the_options_of_its_class(name):
+    path, content = YAMLS[name]
+    assert path.read_text(encoding="utf-8") == content, "python tools/write_yamls.py writes it"
+
+
+class Shape(Options):
+    """A shape.
+
+    More about it.
+    """
+
+    width: int = option(64, "of the model", minimum=1)
+    sizes: list[int] = option([1, 2], "in this order", rising=True)
+    table: dict = option({}, "long")
+
+
+class Wide(Shape):
+    """A wide shape."""
+
+    depth: int | None = option(None, "x" * 120)
+    width, sizes = 128, [3]
+
+
+class Own(Shape):
+    def __init__(self, *, length: int) -> None:
+        self.length = length
+
+
+def test_an_option_without_an_annotation_has_another_default_and_the_old_rule():
+    wide, other = Wide(), Wide(width=5)
+    assert (wide.width, wide.sizes, wide.depth, other.width) == (128, [3], None, 5)
+    wide.sizes.append(4)
+    assert Wide().sizes == [3]
+    assert Shape().width == 64
+    assert Own(length=3).length == 3
+
+
+def test_a_yaml_has_own_options_first_and_every_help():
+    assert as_yaml(Wide, "a.Wide", apart=["table"]) == (
+        f"# A wide shape.\n_target_: a.Wide\n# {'x' * 120}\ndepth: null\n"
+        "width: 128 # of the model\nsizes: [3] # in this order\n"
+    )
+    text = as_yaml(Shape, "a.Shape", "eval.shape")
+    assert text.startswith("# @package eval.shape\n# A shape.\n_target_: a.Shape\n")
+    assert yaml.safe_load(text) == {"_target_": "a.Shape", "width": 64, "sizes": [1, 2], "table": {}}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 0}, "eval.x.width=0: must be at least 1"),
+        ({"width": "8"}, "eval.x.width=8: must be an integer"),
+        ({"sizes": [2, 1]}, "eval.x.sizes=\\[2, 1\\]: must rise"),
+        ({"height": 3}, "eval.x.height=3: unknown setting"),
+    ],
+)
+def test_a_value_that_breaks_its_rule_is_named(options, words, monkeypatch):
+    monkeypatch.setattr("attnbench.settings.registry.resolve", lambda target, base: base)
+    with pytest.raises(UserError, match=words):
+        build("x.Shape", options, Shape, group="eval.x")

@@ -132,7 +132,7 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
         assert found["modules"] == ["torch", "transformers_modules"]
         assert found["special"] == 3 * [len(record.vocabulary) - 1]
         refused = found["refused"]
-        assert "attention_mask: has zeros, and the model reads no padding" in refused["padding"]
+        assert "attention_mask: has zeros, but the model reads no padding" in refused["padding"]
         assert refused["padding behind a state"] == refused["padding"]
         assert "past_key_values: is a DynamicCache" in refused["cache"]
         assert "output_hidden_states=True" in refused["hidden states"]
@@ -149,8 +149,8 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
         (["run={run}", "format=onnx"], "format=onnx: must be one of huggingface"),
         (["run={folder}"], "config.yaml cannot be read (No such file or directory); give the folder of a run"),
         (["run={unfinished}"], "has no finished training; the attnbench train command that made it goes on with it"),
-        (["run={run}", "to={run}"], "is there already, and is no empty folder; remove it or name another"),
-        (["run={run}", "to={run}/config.yaml"], "is there already, and is no empty folder"),
+        (["run={run}", "to={run}"], "exists and is not an empty folder; remove it or name another"),
+        (["run={run}", "to={run}/config.yaml"], "exists and is not an empty folder"),
         (["run={run}", "to={run}/config.yaml/there"], "config.yaml: File exists"),
         (["run={run}", "checkpoint=last"], "checkpoint=last: must be one of final, best"),
         (["run={run}", "attn=linear"], "attn=linear: unknown setting"),
@@ -218,7 +218,7 @@ def test_of_two_exports_to_one_folder_one_is_there_as_a_whole(exported, tmp_path
         save_file(tensors, path, metadata=metadata)
 
     monkeypatch.setattr("attnbench.export.huggingface.save_file", during_another)
-    with pytest.raises(UserError, match="my model: is there already, and is no empty folder"):
+    with pytest.raises(UserError, match="my model: exists and is not an empty folder"):
         exported("flash")
     made = tmp_path / "flash" / "my model"
     assert others == [{path.name: path.read_bytes() for path in made.iterdir()}]
@@ -245,11 +245,11 @@ def test_weights_that_are_not_finite_are_refused_by_name(trained, tmp_path):
     [
         (
             MixerSettings(name="fla", target="attnbench.mixers.fla_layer.FlaLayer", options={"layer": "GatedDeltaNet"}),
-            "attn=fla: holds fla.layers.GatedDeltaNet, a layer of another library, which is not exported",
+            "attn=fla: contains fla.layers.GatedDeltaNet, a layer of another library, which is not exported",
         ),
         (
             MixerSettings(name="module", target="attnbench.mixers.module.Module", options={"path": "mine:Layer"}),
-            "attn=module: holds mine.Layer, a layer of another library, which is not exported",
+            "attn=module: contains mine.Layer, a layer of another library, which is not exported",
         ),
     ],
 )

@@ -184,7 +184,7 @@ def test_options_of_writing_are_checked_before_anything_is_written(language_mode
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("run=0001", "--model_args run=1: the harness reads it as a number; in quotes it is a text"),
+        ("run=0001", "--model_args run=1: the harness reads it as a number; quote it to give a text"),
         ("run={run},prefix=1", "--model_args prefix=1: the harness reads it as a number"),
         ("run=none", "run=null: must be a text"),
         ("checkpoint=best", "run: must be given"),

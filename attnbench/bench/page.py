@@ -143,7 +143,7 @@ def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
 
 def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     """The cells that a run which was cut off has not finished."""
-    bench = build(config["target"], config["options"], Bench)
+    bench = build(config["target"], config["options"], Bench, group="bench")
     for index, cell in enumerate(bench.cells()):
         if not is_complete(results_file(folder, config["name"], f"{index:04}")):
             yield f"{folder.name}: {cell_label(cell)}"

@@ -67,7 +67,7 @@ class EvaluationJob(Job):
 
     def rows(self) -> Iterator[Measurement]:
         target, options = self.settings.target, self.settings.options
-        built = build(target, options, CheckpointEvaluation)
+        built = build(target, options, CheckpointEvaluation, group=f"eval.{self.evaluation}")
         failed = self._failure()
         if failed is None:
             instead = partial(built.failed, self.run, "out_of_memory")

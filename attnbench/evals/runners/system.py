@@ -59,7 +59,8 @@ class SystemJob(Job):
         return resolved_config(self.run)
 
     def rows(self) -> Iterator[Measurement]:
-        built = build(self.settings.target, self.settings.options, SystemEvaluation)
+        group = f"eval.{self.evaluation}"
+        built = build(self.settings.target, self.settings.options, SystemEvaluation, group=group)
         instead = partial(first_metric_without_number, built, self.evaluation)
         yield from until_out_of_memory(iter(built.run(self.run)), instead)
 

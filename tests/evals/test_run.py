@@ -713,7 +713,7 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
     print_summary({**swept, elsewhere: []})
     printed = capsys.readouterr().out
     assert "warmup" in printed
-    assert "attn" not in printed.partition("Each holds")[0].replace(str(tmp_path.parent), "")
+    assert "attn" not in printed.partition("Each contains")[0].replace(str(tmp_path.parent), "")
     tables = printed.split("text:small@")[1:]
     assert len(tables) == 2
     fingerprints = [table.split()[0] for table in tables]

@@ -185,7 +185,7 @@ def test_the_command_makes_a_folder_in_the_run_s_and_not_twice(trained):
     }
     code, _, errors = run_here("export.py", f"run={folder}")
     assert code
-    assert "is there already" in errors
+    assert "exists and is not an empty folder" in errors
     assert not [path for path in folder.iterdir() if path.name.startswith(".huggingface")]
 
 

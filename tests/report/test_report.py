@@ -306,7 +306,7 @@ def test_how_it_was_made_is_on_the_page(page):
     for text in (
         *("attnbench compare plan=demo", CORPUS, "Mixed commits. ", "00c0ffee0000", "5357fac305d1"),
         *("2.12.0+cu130", "at the edge of its grid", "rate of width 128", "the process was killed by signal 9"),
-        *("Forward FLOPs a token", "where a task’s models have none, as recall’s", "loss is nan after 312 steps"),
+        *("Forward FLOPs a token", "models without these, such as recall’s", "loss is nan after 312 steps"),
         "150.2 GiB asked for, 139.8 GiB there",
     ):
         assert text in page.text, text

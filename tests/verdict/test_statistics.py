@@ -53,7 +53,7 @@ def test_the_interval_of_a_share_is_clopper_and_pearsons():
     assert share_interval(8, 10) == (pytest.approx(exact.low), pytest.approx(exact.high))
     assert (share_interval(0, 10)[0], share_interval(10, 10)[1]) == (0.0, 1.0)
     for count, num in ((-1, 10), (11, 10), (0, 0)):
-        with pytest.raises(ValueError, match="no share"):
+        with pytest.raises(ValueError, match="not a share"):
             share_interval(count, num)
 
 

@@ -94,8 +94,7 @@ def search(finding: FindingSettings, plan: ComparisonSettings) -> None:
     with holding(comparison.folder, waits=False):
         run_cells(comparison, is_frozen=False)
     choices: dict[tuple[str, str], list[Choice]] = defaultdict(list)
-    for it in comparison.all_searches():
-        choice = it.choice()
+    for it, choice in zip(comparison.scores, comparison.choices, strict=True):
         choices[it.variant, it.evaluation].append(choice)
         print(f"{it.name}: {choice.chosen:g} of {choice.seeds}, solved {choice.solved}", flush=True)
     rates: dict[str, dict[str, list[float]]] = defaultdict(dict)

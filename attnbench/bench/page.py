@@ -15,7 +15,7 @@ from attnbench.machine.environment import environment_id
 from attnbench.results import page
 from attnbench.results.files import replace_file
 from attnbench.results.numbers import format_number
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, print_table
@@ -136,7 +136,7 @@ def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
             bench=resolve(target, Bench),
             name=name,
             commands=list(dict.fromkeys(config["command"] for config in runs.values())),
-            rows=[row for path in files if is_complete(path) for row in read_results(path)],
+            rows=[row for path in files for row in read_results(path)],
             missing=[label for folder, config in runs.items() for label in _missing(folder, config)],
         )
 
@@ -145,7 +145,7 @@ def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     """The cells that a run which was cut off has not finished."""
     bench = build(config["target"], config["options"], Bench, group="bench")
     for index, cell in enumerate(bench.cells()):
-        if not is_complete(results_file(folder, config["name"], f"{index:04}")):
+        if not results_file(folder, config["name"], f"{index:04}").exists():
             yield f"{folder.name}: {cell_label(cell)}"
 
 

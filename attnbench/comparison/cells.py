@@ -16,12 +16,10 @@ from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import all_gpus, resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome, run_in_processes
 from attnbench.results.corpora import on_corpus
-from attnbench.results.job import Job, is_done, is_whole, run_jobs
-from attnbench.results.row_files import read_results
+from attnbench.results.job import Job, is_done, run_jobs
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, RunSettings
-from attnbench.training.job import FAILED
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -53,19 +51,8 @@ class Cell:
         return tuple(job.results for job in self.jobs)
 
     def is_done(self) -> bool:
-        """True where all its results are there; those of a training that failed say so.
-
-        An altered file counts as missing: run, the cell makes it again, or says what is wrong with it and the way out.
-        """
-        first, *others = self.jobs
-        if not is_done(first):
-            return False
-        # Numbers that a finished training has none of, FLOPs that nobody counts say, have a status too.
-        return all(map(is_done, others)) or any(row.measurement.status in FAILED for row in read_results(first.results))
-
-    def rows_there(self) -> list[Path]:
-        """Its complete results files."""
-        return [path for path in self.results if is_whole(path)]
+        """True where all its results are there; those of a training that failed say so."""
+        return all(map(is_done, self.jobs))
 
 
 def execute(cell: Cell) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from attnbench.comparison.variants import Variant
-from attnbench.evals.runners.probe import ProbeJob
 from attnbench.results.identity import config_hash
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
@@ -50,9 +49,9 @@ def _hashes(variant: Variant) -> tuple[dict[str, str], dict[str, str]]:
         models[TRAINING] = config_hash([variant.run.config_hash, options])
         functions[TRAINING] = config_hash([function_hash(variant.run), options])
     for evaluation in variant.kinds.probes:
-        searches = [search for search in variant.searches if search.evaluation == evaluation.name]
-        jobs = [search.prepared for search in searches if isinstance(search.prepared, ProbeJob)]
-        rates = list(searches[0].grid)
+        scores = [score for score in variant.scores if score.evaluation == evaluation.name]
+        jobs = [score.probe for score in scores if score.probe is not None]
+        rates = list(scores[0].grid)
         models[evaluation.name] = config_hash([rates, [job.config_hash for job in jobs]])
         functions[evaluation.name] = config_hash([rates, [job.function_hash for job in jobs]])
     for job in variant.timed:

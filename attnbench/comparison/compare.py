@@ -7,9 +7,10 @@ and alone, each cell in a fresh process. What is there is not run again, so a co
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from attnbench.comparison.freeze import check_frozen, freeze, unbooked_seeds
 from attnbench.comparison.imports import import_for
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison
+from attnbench.comparison.program import Answer, Driver, Stack, ask_for
 from attnbench.comparison.progress import Progress, kind_of, say_why_again
-from attnbench.comparison.record import results_of, write_record
-from attnbench.comparison.schedule import Schedule
+from attnbench.comparison.record import write_record
+from attnbench.comparison.search import Found
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
 from attnbench.comparison.slurm.task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
@@ -107,101 +109,110 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     # Not when it was made: findings are made all ahead. How long it took is never read off a clock that can be set.
     started, mark = datetime.now(UTC), time.monotonic()
     begin_sitting()
-    searches, timed = (comparison.wanted(cells) for cells in (comparison.searches(), comparison.timed()))
-    jobs = [cell.jobs[0] for cell in (*searches, *timed)] + comparison.to_score()
-    number = Counter(map(kind_of, jobs))
+    recorded, known = comparison.recorded()
+    comparison.settle(recorded, known)
+    searched, timed = (comparison.wanted(cells) for cells in (comparison.searched, comparison.timed()))
+    number = Counter(map(kind_of, [cell.jobs[0] for cell in (*searched, *timed)] + comparison.to_score()))
     frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
     log.info(f"plan={settings.plan.name}, {frozen}: {number.total()} cells, in {folder}/")
     if settings.plan.dry_run:
-        list_cells(comparison, searches, timed)
+        list_cells(comparison, searched, timed)
         return []
     if settings.launcher == "local":
         log.info(f"{_at_a_time(settings)[0]} at a time, timed ones alone; their output: {folder}/output.log")
     progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
-    schedule = Schedule(comparison, searches, count=progress.add)
-    scored = None
+    # Of a finished run nothing is read twice.
+    answers: dict[Path, Answer] = {path: it for path, it in known.answers.items() if isinstance(it, list)}
+    driver = Driver(
+        answers=answers if not settings.rerun else {},
+        rerun=settings.rerun,
+        may_run=lambda cell: comparison.is_wanted(cell.group),
+        stacks=partial(in_stacks, size_of=sizes(settings.plan.stack, resolve_device(settings.device), folder)),
+    )
+    counted, found, is_over = {cell.folder for cell in (*searched, *timed)}, Found(), False
+
+    def on_asked(asked: list[Cell], finished: list[Cell]) -> None:
+        # The scored cells were counted ahead, until a look asks for more of them.
+        if not comparison.num_seeds:
+            counted.update(cell.folder for cells in found.scored.values() for cell in cells)
+        progress.add([cell for cell in comparison.wanted(asked) if cell.folder not in counted])
+        progress.skip(comparison.wanted(finished))
+
+    driver.on_asked = on_asked
     with (
         interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
         closing(progress),
         IdleWorkers() as idle,
     ):
         try:
-            while cells := schedule.known():
-                num_expected = progress.left.total() - len(timed)
-                _run_cells(comparison, cells, progress, idle, schedule=schedule, num_expected=num_expected)
-            scored = comparison.scored()
-            while settings.plan.in_looks and look_again(comparison, scored):
-                known, scored = {cell.folder for cell in scored}, comparison.scored()
-                more = [cell for cell in comparison.wanted(scored) if cell.folder not in known]
-                progress.add(more)
-                _run_cells(comparison, more, progress, idle)
-            _run_cells(comparison, timed, progress, idle)
+            execute = partial(_execute, comparison, progress, idle, num_timed=len(timed))
+            driver.run(comparison.programs(found), execute)
+            while settings.plan.in_looks and look_again(comparison, driver):
+                driver.run(comparison.programs(found), execute)
+            is_over = True
+            driver.run([ask_for(comparison.timed())], partial(execute, is_timed=True))
         finally:
             # Also after a cut, so that there is a report. Before a score is there a former record says more.
-            scores = comparison.scored(is_cut_off=True) if scored is None else scored
+            comparison.settle(*comparison.recorded(driver.answers))
+            comparison.failures |= driver.failures
+            for score in comparison.scores if is_over else ():
+                if score.name in found.undecided and comparison.is_wanted(score.evaluation):
+                    comparison.fail(score.name, str(found.undecided[score.name]))
             # Of all evaluations, whichever of them were to run now: of the others it has what is there.
-            if scored is not None or results_of([*scores, *comparison.timed()]):
-                write_record(comparison, scores, started, time.monotonic() - mark)
-    assert scored is not None
-    return results_of([*scored, *comparison.timed()])
+            if is_over or comparison.results_of(comparison.shown()):
+                write_record(comparison, started, time.monotonic() - mark)
+    return comparison.results_of(comparison.shown())
 
 
-def _run_cells(
+def _execute(
     comparison: Comparison,
-    cells: Sequence[Cell],
     progress: Progress,
     idle: IdleWorkers,
+    stacks: list[Stack],
+    more: Callable[[], list[Stack]],
     *,
-    schedule: Schedule | None = None,
-    num_expected: int = 0,
-) -> None:
-    """Run those that are not done: timed ones alone on their device, others `num_workers` at a time on each, by workers
-    that stay.
+    is_timed: bool = False,
+    num_timed: int = 0,
+) -> Generator[Outcome[Stack], None, None]:
+    """Run stacks: timed ones alone on their device, others `num_workers` at a time on each, by workers that stay.
 
     Args:
-        schedule: handed these out; on this host it is asked for more after each.
-        num_expected: cells that it is going to hand out in all, as far as they can be counted.
+        more: asked after each outcome on this host; on a cluster the next job has what it gives.
+        num_timed: cells that are left for a later call.
     """
     settings = comparison.settings
-    is_timed = any(cell.is_timed for cell in cells)
-    size_of = sizes(settings.plan.stack, resolve_device(settings.device), comparison.folder)
+    _compile(settings, stacks)
+    todo = list(chain(*stacks))
+    if is_timed:
+        say_why_again(todo)
+        idle.end()
+    number = len(todo) if is_timed else max(progress.left.total() - num_timed, len(todo))
+    progress.begin(todo, max(1, min(_at_a_time(settings)[is_timed], number)))
 
-    def stacked(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
-        todo = [cell for cell in cells if comparison.is_to_run(cell)]
-        progress.skip([cell for cell in cells if cell not in todo])
-        stacks = in_stacks(todo, size_of)
-        if settings.plan.stack is None:
-            compiled(list(chain(*stacks)), _num_devices(settings))
-        return stacks
-
-    def more() -> list[tuple[Cell, ...]]:
-        stacks = stacked(schedule.known()) if schedule is not None else []
+    def more_here() -> list[Stack]:
+        stacks = more()
+        _compile(settings, stacks)
         progress.extend(list(chain(*stacks)))
         return stacks
 
-    stacks = stacked(cells)
-    todo = list(chain(*stacks))
-    if is_timed and todo:
-        say_why_again(todo)
-        idle.end()
-    number = max(num_expected, len(todo))
-    progress.begin(todo, max(1, min(_at_a_time(settings)[is_timed], number)))
     if settings.launcher == "slurm":
         outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)
     else:
-        if is_timed and todo:
+        if is_timed:
             _check_host(comparison)
         output = comparison.folder / "output.log"
-        outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, number=number, idle=idle, more=more)
+        outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, number=number, idle=idle, more=more_here)
     with closing(outcomes):
         for outcome in outcomes:
             for cell in outcome.item:
                 seconds = outcome.seconds / len(outcome.item)
-                of_cell = Outcome(item=cell, seconds=seconds, error=outcome.error)
-                progress.report(of_cell)
-                _judge(comparison, of_cell)
-            if schedule is not None:
-                schedule.ran(outcome.item)
+                progress.report(Outcome(item=cell, seconds=seconds, error=outcome.error))
+            yield outcome
+
+
+def _compile(settings: ComparisonSettings, stacks: list[Stack]) -> None:
+    if settings.plan.stack is None:
+        compiled(list(chain(*stacks)), _num_devices(settings))
 
 
 def _check_host(comparison: Comparison) -> None:
@@ -220,14 +231,6 @@ def _at_a_time(settings: ComparisonSettings) -> tuple[int, int]:
 def _num_devices(settings: ComparisonSettings) -> int:
     """Count the devices that cells are spread over; a cluster's task counts as one."""
     return settings.slurm.tasks if settings.launcher == "slurm" else max(1, len(gpus_and_workers(settings)[0]))
-
-
-def _judge(comparison: Comparison, outcome: Outcome[Cell]) -> None:
-    """Record a cell that left no results; one whose results say why there are no numbers is done."""
-    cell, error = outcome.item, outcome.error
-    # What a rerun leaves as it was says nothing of this time.
-    if not cell.is_done() or (error is not None and comparison.settings.rerun):
-        comparison.failures[cell.label] = error if error is not None else f"it left no {cell.results[0].name}"
 
 
 def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:

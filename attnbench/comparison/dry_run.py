@@ -37,11 +37,12 @@ step of the whole batch may take by that, so that it is timed itself."""
 def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
     """List what would run, what is done, and about how long the rest takes here; scored trainings by number alone whose
     rates are not chosen yet."""
-    scored = comparison.wanted(comparison.scored(is_cut_off=True))
+    scored = comparison.wanted(comparison.scored)
     left: Counter[Kind] = Counter()
     for cell in (*searches, *scored, *timed):
-        left[kind_of(cell.jobs[0])] += not cell.is_done()
-        log.info(f"  {'done' if cell.is_done() else 'to do'}  {cell.label}")
+        is_done = comparison.is_finished(cell)
+        left[kind_of(cell.jobs[0])] += not is_done
+        log.info(f"  {'done' if is_done else 'to do'}  {cell.label}")
     undecided = Counter(map(kind_of, comparison.to_score())) - Counter(kind_of(cell.jobs[0]) for cell in scored)
     for group in dict.fromkeys(kind.group for kind in undecided):
         number = sum(number for kind, number in undecided.items() if kind.group == group)
@@ -79,7 +80,7 @@ def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[
     # As the workers will share the cores.
     torch.set_num_threads(max(1, threads // workers))
     try:
-        for job in comparison.trainings():
+        for job in (score.prepared for score in comparison.scores):
             if job.evaluation in groups:
                 kind = kind_of(job)
                 try:

@@ -1,25 +1,28 @@
 """The commands attnbench train and attnbench evaluate: one language model, and any evaluations of its mixer."""
 
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from attnbench.comparison.cells import ByKind, Cell, by_kind, execute, system_cell
-from attnbench.comparison.search import rounds, searches_of_probe
+from attnbench.comparison.program import Driver, Stack
+from attnbench.comparison.search import Found, rate_and_scores, scores_of_probe
 from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_jobs
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import resolve_device, start_afresh
 from attnbench.machine.group import Group, device_type_of, join
-from attnbench.machine.processes import run_alone
+from attnbench.machine.processes import Outcome, run_alone
 from attnbench.machine.ranks import ALONE, ranks_here
 from attnbench.machine.signals import interruptible
 from attnbench.mixers.recipe import warnings_of
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
 from attnbench.results.job import is_done, run_jobs
+from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
 from attnbench.training.checkpoint import is_final
@@ -87,15 +90,13 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
 
 def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     """Run the evaluations that need no checkpoint, and keep in the run's folder where their results are."""
-    cells = []
-    for evaluation in kinds.probes:
-        searches = searches_of_probe(settings, evaluation)
-        for tried in rounds(lambda searches=searches: [cell for search in searches for cell in search.cells()]):
-            for cell in tried:
-                _run_cell(cell, settings)
-        for search in searches:
-            cells += search.scored(search.choice().chosen, [settings.seed])
-            _run_cell(cells[-1], settings)
+    scores, found = [score for it in kinds.probes for score in scores_of_probe(settings, it)], Found()
+    of_rate = [[other for other in scores if score in (other, other.source)] for score in scores if not score.source]
+    driver = Driver(rerun=settings.rerun, may_run=lambda cell: True)
+    driver.run([rate_and_scores(alike, lambda score: [settings.seed], found) for alike in of_rate], _one_by_one)
+    for reason in driver.failures.values():
+        raise UserError(reason)
+    cells = [cell for score in scores for cell in found.scored[score.name]]
     # What this process holds on the device would count against those that follow.
     start_afresh(resolve_device(settings.device))
     with interruptible("stopped; the same command goes on from what is finished"):
@@ -109,9 +110,14 @@ def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
         remember_cells(run.folder, cells)
 
 
-def _run_cell(cell: Cell, settings: RunSettings) -> None:
-    if settings.rerun or not cell.is_done():
+def _one_by_one(stacks: list[Stack], more: Callable[[], list[Stack]]) -> Generator[Outcome[Stack], None, None]:
+    """Run cells in this process; an error ends the command."""
+    waiting = deque(stacks)
+    while waiting:
+        [cell] = stack = waiting.popleft()
         execute(cell)
+        yield Outcome(item=stack, seconds=0.0, error=None)
+        waiting.extendleft(reversed(more()))
 
 
 def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:

@@ -17,7 +17,7 @@ from attnbench.comparison.variants import Compose
 from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
@@ -140,7 +140,7 @@ def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compos
         for name, it in finding.variants.items()
         for rates in _combined(it.rates or {})
     }
-    unsearched = [search.name for search in comparison.all_searches() if search.evaluation not in known[search.variant]]
+    unsearched = [score.name for score in comparison.scores if score.evaluation not in known[score.variant]]
     if unsearched:
         return f"no learning rate was searched for {', '.join(unsearched)} yet"
     return "; ".join(f"{name}: {reason}" for name, reason in comparison.failures.items()) or comparison
@@ -174,7 +174,7 @@ def _carry_out(
 def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
     """Write the cells of each finding that has some, also of one that was cut off."""
     found = {name: folder.glob(f"{name}/**/results/*.jsonl") for name in names}
-    written = {name: target / name / CELLS for name, paths in found.items() if any(map(is_complete, paths))}
+    written = {name: target / name / CELLS for name, paths in found.items() if any(paths)}
     if not written:
         raise UserError(f"export={target}: none of these findings has results in {folder}: {', '.join(names)}")
     for name, path in written.items():

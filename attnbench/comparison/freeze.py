@@ -63,10 +63,10 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
     for name, reason in comparison.failures.items():
         raise UserError(f"plan.variants.{name}: cannot be frozen, as it cannot run here: {reason}")
     plan = comparison.plan
-    for search in comparison.all_searches():
-        if not comparison.seeds_of(search):
-            setting = "plan.seeds" if search.evaluation == TRAINING else "plan.probe_seeds"
-            raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {search.evaluation}")
+    for score in comparison.scores:
+        if not comparison.plain_seeds_of(score):
+            setting = "plan.seeds" if score.evaluation == TRAINING else "plan.probe_seeds"
+            raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {score.evaluation}")
     check_blocks(table or plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
     check_family(comparison.family(), comparison.primaries(), *comparison.seeds_by_evaluation())
     scored = scored_folders(comparison.folder)
@@ -95,8 +95,7 @@ def unbooked_seeds(comparison: Comparison) -> list[int]:
 
 
 def _scored_seeds(comparison: Comparison) -> list[int]:
-    of_searches = (comparison.seeds_of(search) for search in comparison.all_searches())
-    return sorted({*comparison.control_seeds(), *(seed for seeds in of_searches for seed in seeds)})
+    return sorted({seed for score in comparison.scores for seed in comparison.seeds_of(score)})
 
 
 def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None) -> bool:
@@ -161,7 +160,7 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
         "evaluations": plan.evaluations,
         "shared": comparison.shared_by_evaluation(),
         "variants": {name: _resolved(comparison, name) for name in comparison.variants},
-        "rates": {search.name: list(search.grid) for search in comparison.all_searches()},
+        "rates": {score.name: list(score.grid) for score in comparison.scores},
         **({"rates_in_full": RATES_IN_FULL} if _searches_in_stages(comparison) else {}),
         "protocols": described_protocols(comparison),
         "cells": comparison.cells_to_score(),
@@ -178,7 +177,7 @@ def described_protocols(comparison: Comparison) -> dict[str, dict[str, Any]]:
 
 def _trains_text(comparison: Comparison) -> bool:
     """True where a plan trains language models, and not probes alone."""
-    return any(search.evaluation == TRAINING for search in comparison.all_searches())
+    return any(score.evaluation == TRAINING for score in comparison.scores)
 
 
 def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, Any]) -> None:
@@ -198,7 +197,7 @@ def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, 
 
 def _searches_in_stages(comparison: Comparison) -> bool:
     """True where a search of a plan trains all rates for an epoch and some of them in full."""
-    return any(search.first_stage is not None for search in comparison.all_searches())
+    return any(score.first_stage is not None for score in comparison.scores)
 
 
 def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:

@@ -21,14 +21,15 @@ from typing import Any
 from attnbench.comparison.cells import Cell, run_here, system_cell
 from attnbench.comparison.freeze import FREEZE, MISSING, changed_since, first_difference, scored_folders, shown_value
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.search import Search, rounds
+from attnbench.comparison.program import Driver
+from attnbench.comparison.search import Found, Score
 from attnbench.comparison.transfer import CarriedCells, read_cells, with_ending
 from attnbench.comparison.variants import Compose
 from attnbench.evals.runners.checkpoint import EvaluationJob
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.environment import environment_id, timed_entries
 from attnbench.results.files import replace_file
-from attnbench.results.job import Job, is_whole, measured_by
+from attnbench.results.job import Job, measured_by
 from attnbench.results.row_files import parse_results, read_results
 from attnbench.results.rows import IMPORTED, MAX_NUMBER, Measurement, ResultRow
 from attnbench.settings.errors import UserError
@@ -100,11 +101,12 @@ def import_cells(
         plan = plan_in(staging)
         stager = _Stager(cells, folder, plan.folder)
         timed = [*plan.timed(), *(there for cell in plan.timed() for there in _timed_elsewhere(cell, plan, cells))]
-        trained = [cell for search in plan.all_searches() for cell in _trained_elsewhere(search, plan, cells)]
-        # Shorter trainings of searches are known from the results of those that were staged before.
-        for new in rounds(lambda: [*timed, *trained, *plan.searches()]):
-            for cell in {cell.folder: cell for cell in new}.values():
-                stager.stage(cell)
+        trained = [cell for score in plan.scores for cell in _trained_elsewhere(score, plan, cells)]
+        for cell in {cell.folder: cell for cell in (*timed, *trained)}.values():
+            stager.stage(cell)
+        # The shorter trainings of a search are known from the results of those before.
+        driver = Driver(before=stager.stage)
+        driver.run(plan.programs(Found()))
         marks = {"sha256": cells.sha256, "when": datetime.now(UTC).isoformat(timespec="seconds")}
         if check:
             marks["check"] = stager.check(plan, check)
@@ -162,13 +164,13 @@ def _timed_elsewhere(cell: Cell, plan: Comparison, cells: CarriedCells) -> list[
     return found
 
 
-def _trained_elsewhere(search: Search, plan: Comparison, cells: CarriedCells) -> list[Cell]:
+def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> list[Cell]:
     """List the whole trainings of a search and of what is scored at its rate, at the rates that the file has.
 
     Which rate the plan scores shows once its search has all results; by then what was scored before is there.
     """
-    seeds = {*plan.scored_seeds(search), *search.search_seeds}
-    parts = TRAINED.fullmatch(search.prepared.folder.relative_to(plan.folder).as_posix())
+    seeds = {*plan.seeds_of(score), *score.search_seeds}
+    parts = TRAINED.fullmatch(score.prepared.folder.relative_to(plan.folder).as_posix())
     assert parts is not None
     found, number = [], Counter()
     for name, files in cells.folders.items():
@@ -181,7 +183,7 @@ def _trained_elsewhere(search: Search, plan: Comparison, cells: CarriedCells) ->
         train = _parsed(cells, f"{name}/config.yaml", files["config.yaml"]).get("train")
         rate = train.get("learning_rate") if isinstance(train, dict) else None
         if isinstance(rate, float):
-            cell = search.cell(rate, int(given["seed"]), None)
+            cell = score.at(rate, int(given["seed"]), None)
             found += [cell] if cell.folder.name == Path(name).name else []
     return found
 
@@ -232,12 +234,14 @@ class _Stager:
 
     def stage(self, cell: Cell) -> None:
         """Put a cell where the plan looks for it: the one that is complete here or, checked, that of the file."""
+        if cell.folder.exists():
+            return
         name = cell.folder.relative_to(self.staged).as_posix()
         here, files = self.folder / name, self.cells.folders.get(name)
         if files is not None:
             self.found.add(name)
             self._refuse_links(name, files)
-        whole = [path.name for job in cell.jobs if is_whole(path := here / "results" / job.results.name)]
+        whole = [path.name for job in cell.jobs if (path := here / "results" / job.results.name).exists()]
         carried = [job for job in cell.jobs if files is not None and f"results/{job.results.name}" in files]
         new = [job for job in carried if job.results.name not in whole]
         if files is not None and carried:
@@ -350,7 +354,7 @@ class _Stager:
         drawn = random.Random(self.cells.sha256).sample(trained, min(number, len(trained)))
         if not drawn:
             return "no training is new"
-        before = {name: [read_results(path) for path in self.new[name].rows_there()] for name in drawn}
+        before = {name: {path: read_results(path) for path in _results(self.new[name])} for name in drawn}
         stamps = {name: parse_json(self.cells.folders[name]["environment.json"]) for name in drawn}
         for name in drawn:
             shutil.rmtree(self.new[name].folder)
@@ -369,7 +373,7 @@ class _Stager:
         for name in drawn:
             now = parse_json(read_bounded(self.new[name].folder / "environment.json", MAX_JSON_BYTES))
             is_same = timed_entries(now, is_lowered=True) == timed_entries(stamps[name], is_lowered=True)
-            for rows, path in zip(before[name], self.new[name].rows_there(), strict=True):
+            for path, rows in before[name].items():
                 reason = compare_again(rows, read_results(path), is_same=is_same)
                 if reason is not None:
                     raise UserError(
@@ -383,6 +387,10 @@ class _Stager:
             f"{len(kinds) - same} within {CHECK_TOLERANCE}" if not all(kinds) else "",
         ]
         return f"{len(kinds)} of {len(trained)} trainings ran again: {', '.join(filter(None, words))}"
+
+
+def _results(cell: Cell) -> list[Path]:
+    return [path for path in cell.results if path.exists()]
 
 
 def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Looks of plan.seeds=auto at the scores so far: more seeds for the pairs that are undecided, and for no other."""
 
 import logging
-from collections.abc import Sequence
 
-from attnbench.comparison.cells import Cell
 from attnbench.comparison.plan import Comparison
+from attnbench.comparison.program import Driver
 from attnbench.results.rows import TRAINING
 from attnbench.settings.schema import LOOKS
 from attnbench.verdict.control import control_of
@@ -15,14 +14,10 @@ from attnbench.verdict.summary import verdicts_of
 log = logging.getLogger(__name__)
 
 
-def look_again(comparison: Comparison, scored: Sequence[Cell]) -> bool:
-    """Raise the number of seeds of both variants of each undecided pair; tell if there are more cells to score.
-
-    Args:
-        scored: the cells so far, run as far as they could be.
-    """
-    rows = comparison.read_rows(path for cell in scored for path in cell.rows_there())
-    rows, _ = control_of(rows, comparison.control_seeds())
+def look_again(comparison: Comparison, driver: Driver) -> bool:
+    """Raise the number of seeds of both variants of each undecided pair; tell if there are more cells to score."""
+    comparison.settle(*comparison.recorded(driver.answers))
+    rows, _ = control_of(comparison.scored_rows(), comparison.control_seeds())
     verdicts = verdicts_of(
         figures(rows, comparison.shared_by_evaluation()),
         rank=comparison.plan.ranked,
@@ -30,7 +25,7 @@ def look_again(comparison: Comparison, scored: Sequence[Cell]) -> bool:
         primaries=comparison.primaries(),
         in_looks=True,
     )
-    searched = {search.evaluation for search in comparison.all_searches()}
+    searched = {score.evaluation for score in comparison.scores}
     is_raised = False
     for verdict in verdicts:
         wanted, pair = next_look(verdict), verdict.pair

@@ -1,13 +1,15 @@
-"""A plan as cells: every variant × evaluation × seed, and the searches for their learning rates."""
+"""A plan: its variants, their scores, and the programs that search rates and score at them."""
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.cells import Cell, system_cell
 from attnbench.comparison.coinciding import Shared, shared_cells
-from attnbench.comparison.search import Search
+from attnbench.comparison.program import Answer, Driver, Failure, Program, ask_for, read_or_failure
+from attnbench.comparison.search import Found, Score, rate_and_scores
 from attnbench.comparison.variants import Compose, Variant, resolve_variant
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
@@ -43,7 +45,10 @@ class Comparison:
         self.failures: dict[str, str] = {}
         self.num_seeds: dict[tuple[str, str], int] = {}
         """Seeds by (evaluation, variant) where plan.seeds=auto gave more than those of the first look."""
+        self.answers: dict[Path, Answer] = {}
         self.choices: list[Choice] = []
+        self.scored: list[Cell] = []
+        self.searched: list[Cell] = []
         self.undecided: list[tuple[str, str]] = []
         """Scored cells that wait for a search: their group, and in words which."""
         self.variants: dict[str, Variant] = {}
@@ -62,10 +67,11 @@ class Comparison:
         self.corpora = self._corpora()
         self.shared = shared_cells(self.variants)
         variants = self.variants.values()
-        searches = [search for variant in variants for search in variant.searches]
+        scores = [score for variant in variants for score in variant.scores]
         timed = [job for variant in variants for job in variant.timed]
         names = self.corpora.names if self.corpora is not None else {}
-        self._searches = [search for search in searches if not self._is_shared(search.variant, search.evaluation)]
+        self.scores = [score for score in scores if not self._is_shared(score.variant, score.evaluation)]
+        """All that is scored, once where variants share it."""
         self._timed = self.in_order(
             [
                 system_cell(job, names.get(corpus_label(job.run.corpus)) if self._is_repeated(job.evaluation) else None)
@@ -107,9 +113,9 @@ class Comparison:
         """List the names of an evaluation in verdicts and reports: one, or one on each corpus."""
         return self.corpora.named(evaluation) if self.corpora is not None else [evaluation]
 
-    def read_rows(self, paths: Iterable[Path]) -> list[ResultRow]:
-        """Read results, each evaluation by its name in verdicts."""
-        rows = [row for path in paths for row in read_results(path)]
+    def scored_rows(self) -> list[ResultRow]:
+        """The rows of the scored cells, each evaluation by its name in verdicts."""
+        rows = [row for cell in self.scored for row in self.rows_of(cell)]
         return self.corpora.by_corpus(rows) if self.corpora is not None else rows
 
     def _is_shared(self, variant: str, evaluation: str) -> bool:
@@ -130,79 +136,83 @@ class Comparison:
         """Keep the cells to run: of the evaluations that `plan.only` names, or of all."""
         return [cell for cell in cells if self.is_wanted(cell.group)]
 
-    def is_to_run(self, cell: Cell) -> bool:
-        """True where it has no results, and where all are to run again."""
-        return self.settings.rerun or not cell.is_done()
-
     def is_wanted(self, group: str) -> bool:
         """True where cells of this group are to run; a training is of every evaluation that reads its model."""
         names = set(self._of_checkpoints()) if group == TRAINING else {group}
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
-    def searches(self) -> list[Cell]:
-        """The trainings that learning rates are chosen by, as far as they are known by now; see `search.Search`."""
-        return self.in_order([cell for search in self._searches for cell in search.cells()])
+    def programs(self, found: Found) -> list[Program[None]]:
+        """The searches of all rates and what is scored at them, one program for each rate."""
+        return [
+            rate_and_scores([one for one in self.scores if one is score or one.source is score], self.seeds_of, found)
+            for score in sorted(self.scores, key=lambda score: self._order()[score.evaluation])
+            if score.source is None
+        ]
 
-    def searched_and_scored(self, search: Search) -> tuple[list[Cell], list[Cell]]:
-        """List the trainings of a search that are known by now and, once all have results, those that are scored at its
-        rate, be they of tasks that take the rate over; of such a task itself, none."""
-        if search.source is not None:
-            return [], []
-        searched = search.cells()
-        if not all(cell.is_done() for cell in searched):
-            return searched, []
-        rate = search.choice().chosen
-        alike = [other for other in self._searches if other is search or other.source is search]
-        return searched, [cell for other in alike for cell in other.scored(rate, self.scored_seeds(other))]
-
-    def scored(self, *, is_cut_off: bool = False) -> list[Cell]:
-        """The trainings that are scored, at the rates that the finished searches give.
-
-        Where a search is not finished its cells are `undecided`, and failed if they were to run.
+    def recorded(self, answers: dict[Path, Answer] | None = None) -> tuple[Found, Driver]:
+        """Carry the programs out as far as finished runs answer them; nothing runs.
 
         Args:
-            is_cut_off: searches were to go on, and nothing of them failed.
+            answers: of runs that need not be read again.
         """
-        cells, self.choices, self.undecided = [], [], []
-        for search in self._searches:
-            seeds = self.scored_seeds(search)
-            try:
-                choice = search.choice()
-            except UserError as error:
-                self.undecided.append((search.evaluation, f"{search.name}, {len(seeds)} scored"))
-                if self.is_wanted(search.evaluation) and not is_cut_off:
-                    self.fail(search.name, str(error))
-                continue
-            self.choices.append(choice)
-            cells += search.scored(choice.chosen, seeds)
-        return self.in_order(cells)
+        found, driver = Found(), Driver(answers=dict(answers or {}))
+        driver.run([*self.programs(found), ask_for(self.timed())])
+        return found, driver
+
+    def settle(self, found: Found, driver: Driver) -> None:
+        """Keep what the programs came to: the choices, the scored cells, and those that wait for a search."""
+        self.answers = driver.answers
+        self.choices = [found.choices[score.name] for score in self.scores if score.name in found.choices]
+        self.scored = self.in_order([cell for score in self.scores for cell in found.scored.get(score.name, [])])
+        of_scores = {cell.folder for cell in (*self.scored, *self.timed())}
+        self.searched = [cell for cell in driver.asked.values() if cell.folder not in of_scores]
+        self.undecided = [
+            (score.evaluation, f"{score.name}, {len(self.seeds_of(score))} scored")
+            for score in self.scores
+            if score.name in found.undecided
+        ]
+
+    def shown(self) -> list[Cell]:
+        """The scored and the timed cells, which the report is about."""
+        return [*self.scored, *self.timed()]
+
+    def is_finished(self, cell: Cell) -> bool:
+        """True where the cell has all its rows."""
+        return isinstance(self.answers.get(cell.folder), list)
+
+    def results_of(self, cells: Iterable[Cell]) -> list[Path]:
+        """List the results of these cells, of a failed one as far as they are there."""
+        return [
+            path
+            for cell in cells
+            for path in cell.results
+            if self.is_finished(cell) or (path.exists() and not isinstance(read_or_failure([path]), Failure))
+        ]
+
+    def rows_of(self, cell: Cell) -> list[ResultRow]:
+        """The rows of these results."""
+        answer = self.answers.get(cell.folder)
+        return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([cell])))]
 
     def timed(self) -> list[Cell]:
         """The cells that run alone."""
         return self._timed
 
     def to_score(self) -> list[ProbeJob | TrainingJob]:
-        """One training for each cell that `scored` will give to run, whatever its rate and seed."""
+        """One training for each cell that will be scored, whatever its rate and seed."""
         return [
-            search.prepared
-            for search in self._searches
-            if self.is_wanted(search.evaluation)
-            for _ in self.scored_seeds(search)
+            score.prepared for score in self.scores if self.is_wanted(score.evaluation) for _ in self.seeds_of(score)
         ]
-
-    def all_searches(self) -> list[Search]:
-        """The searches of all cells that are scored, once where variants share them."""
-        return self._searches
 
     def cells_to_score(self) -> list[dict[str, Any]]:
         """Name the cells that will be scored, whatever their rates: each with its hashes at the first of its grid."""
         return [
             {
-                "label": f"{search.name}, seed {seed}",
-                "hashes": [job.config_hash for job in search.cell(search.grid[0], seed, None).jobs],
+                "label": f"{score.name}, seed {seed}",
+                "hashes": [job.config_hash for job in score.at(score.grid[0], seed, None).jobs],
             }
-            for search in self._searches
-            for seed in self.scored_seeds(search)
+            for score in self.scores
+            for seed in self.seeds_of(score)
         ]
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
@@ -270,7 +280,7 @@ class Comparison:
 
     def protocols(self) -> dict[str, dict[str, Any]]:
         """Describe the rules that the rows of each evaluation are measured under now, see `results.protocol`."""
-        jobs = [job for search in self._searches for job in search.cell(search.grid[0], 0, None).jobs]
+        jobs = [job for score in self.scores for job in score.at(score.grid[0], 0, None).jobs]
         known = {job.evaluation: job.protocol() for job in [*jobs, *(cell.jobs[0] for cell in self._timed)]}
         return {
             name: protocol
@@ -279,35 +289,35 @@ class Comparison:
             for name in self.names_of(evaluation)
         }
 
-    def trainings(self) -> list[ProbeJob | TrainingJob]:
-        """One training of each score, to estimate how long they take."""
-        return [search.prepared for search in self._searches]
-
-    def seeds_of(self, search: Search) -> Sequence[int]:
-        """Seeds that the cells of a search are scored at."""
-        seeds = self.plan.seeds if search.evaluation == TRAINING else self.plan.probe_seeds
+    def plain_seeds_of(self, score: Score) -> Sequence[int]:
+        """Seeds of a score, without those of the control."""
+        seeds = self.plan.seeds if score.evaluation == TRAINING else self.plan.probe_seeds
         if not self.plan.in_looks:
             return seeds
-        return seeds[: self.num_seeds.get((search.evaluation, search.variant), min(LOOKS))]
+        return seeds[: self.num_seeds.get((score.evaluation, score.variant), min(LOOKS))]
 
-    def control_seeds_of(self, search: Search) -> list[int]:
+    def _control_seeds_of(self, score: Score) -> list[int]:
         """Seeds of the control, where these cells are the reference's."""
-        shared = self.shared.get(search.evaluation, {})
-        is_reference = search.variant == shared.get(self.plan.reference or "", self.plan.reference)
-        return self.plan.control_seeds(self.seeds_of(search)) if is_reference else []
+        shared = self.shared.get(score.evaluation, {})
+        is_reference = score.variant == shared.get(self.plan.reference or "", self.plan.reference)
+        return self.plan.control_seeds(self.plain_seeds_of(score)) if is_reference else []
 
-    def scored_seeds(self, search: Search) -> list[int]:
-        """Seeds of its scores and of the control."""
-        return [*self.seeds_of(search), *self.control_seeds_of(search)]
+    def seeds_of(self, score: Score) -> list[int]:
+        """Seeds of a score and of the control."""
+        return [*self.plain_seeds_of(score), *self._control_seeds_of(score)]
 
     def control_seeds(self) -> list[int]:
         """Seeds of the control in any evaluation."""
-        return sorted({seed for search in self._searches for seed in self.control_seeds_of(search)})
+        return sorted({seed for score in self.scores for seed in self._control_seeds_of(score)})
+
+    def _order(self) -> dict[str, int]:
+        order = {name: index for index, name in enumerate(self.plan.evaluations)}
+        order[TRAINING] = min((order[name] for name in self._of_checkpoints()), default=0)
+        return order
 
     def in_order(self, cells: list[Cell]) -> list[Cell]:
         """Evaluation by evaluation, as the plan lists them."""
-        order = {name: index for index, name in enumerate(self.plan.evaluations)}
-        order[TRAINING] = min((order[name] for name in self._of_checkpoints()), default=0)
+        order = self._order()
         return sorted(cells, key=lambda cell: order[cell.group])
 
     def fail(self, cell: str, reason: str) -> None:

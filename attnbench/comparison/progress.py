@@ -11,13 +11,13 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from attnbench.comparison.cells import Cell
+from attnbench.comparison.program import Failure, read_or_failure
 from attnbench.comparison.stacks import activations
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.environment import machine
 from attnbench.machine.processes import Outcome
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
-from attnbench.results.row_files import read_results
 from attnbench.results.rows import TEST_OF_BEST, Measurement
 from attnbench.settings.errors import printable
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
@@ -161,7 +161,10 @@ class Progress:
 
 def what_came_out(cell: Cell) -> str:
     """Name the score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
-    rows = [row.measurement for path in cell.rows_there() for row in read_results(path)]
+    answer = read_or_failure(path for path in cell.results if path.exists())
+    if isinstance(answer, Failure):
+        return answer.reason
+    rows = [row.measurement for row in answer]
     plots = [pair for job in cell.jobs for pair in job.plots[:1]]
     # Searches have the number alone that rates are chosen by.
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):

@@ -12,19 +12,20 @@ from attnbench.comparison.freeze import described_protocols
 from attnbench.comparison.plan import Comparison
 from attnbench.report.inputs import purpose_of
 from attnbench.results.files import replace_file
-from attnbench.results.row_files import read_results, started_at
+from attnbench.results.row_files import started_at
 from attnbench.results.rows import TRAINING
 from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, without_paths
 from attnbench.verdict.frozen import imported_cells
 
 
-def write_record(comparison: Comparison, scored: Sequence[Cell], started: datetime, seconds: float) -> None:
+def write_record(comparison: Comparison, started: datetime, seconds: float) -> None:
     """Write comparison.json, which the report reads beside the rows of the scored and the timed cells.
 
     Args:
         started, seconds: of this sitting.
     """
-    plan, shown = comparison.plan, [*scored, *comparison.timed()]
+    plan, shown = comparison.plan, comparison.shown()
+    files = comparison.results_of(shown)
     former = _former(comparison)
     content = {
         "plan": plan.name,
@@ -41,11 +42,11 @@ def write_record(comparison: Comparison, scored: Sequence[Cell], started: dateti
         **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
         "evaluations": _described(comparison),
         "protocols": described_protocols(comparison),
-        **_beginnings(shown),
-        "imported": imported_cells(row for path in results_of(shown) for row in read_results(path)),
+        **_beginnings(files),
+        "imported": imported_cells(row for cell in shown for row in comparison.rows_of(cell)),
         "missing": _missing(comparison, shown),
-        "sittings": _sittings(shown),
-        "files": [str(path.relative_to(comparison.folder)) for path in results_of(shown)],
+        "sittings": _sittings(comparison, shown),
+        "files": [str(path.relative_to(comparison.folder)) for path in files],
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
         "started": former.get("started", started.isoformat(timespec="seconds")),
@@ -74,29 +75,23 @@ def _former(comparison: Comparison) -> dict[str, Any]:
 def _missing(comparison: Comparison, shown: Sequence[Cell]) -> list[str]:
     """List the cells that are not done, of evaluations that `plan.only` names or that were begun: nobody asked for the
     others."""
-    cells = [(cell, cell.is_done()) for cell in (*comparison.searches(), *shown)]
+    cells = [(cell, comparison.is_finished(cell)) for cell in (*comparison.in_order(comparison.searched), *shown)]
     begun = {cell.group for cell, is_done in cells if is_done}
     waiting = [*((cell.group, cell.label) for cell, is_done in cells if not is_done), *comparison.undecided]
     return [label for group, label in waiting if group in begun or comparison.is_wanted(group)]
 
 
-def results_of(cells: Sequence[Cell]) -> list[Path]:
-    """List the complete results of these cells."""
-    return [path for cell in cells for path in cell.rows_there()]
-
-
-def _beginnings(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return when the first of these cells was begun, None where none says, and how many results do not say it."""
-    moments = [started_at(path) for path in results_of(cells)]
+def _beginnings(files: Sequence[Path]) -> dict[str, Any]:
+    """Return when the first of these results was begun, None where none says, and how many do not say it."""
+    moments = [started_at(path) for path in files]
     known = [moment for moment in moments if moment is not None]
     first = min(known).isoformat(timespec="seconds") if known else None
     return {"first_scored": first, "without_start": len(moments) - len(known)}
 
 
-def _sittings(cells: Sequence[Cell]) -> dict[str, str]:
+def _sittings(comparison: Comparison, cells: Sequence[Cell]) -> dict[str, str]:
     """Return the sitting of each timed cell and each training, by the hash in its rows: a table of rows has none."""
-    paths = results_of([cell for cell in cells if cell.is_timed or cell.group == TRAINING])
-    rows = [row for path in paths for row in read_results(path)[:1]]
+    rows = [row for cell in cells if cell.is_timed or cell.group == TRAINING for row in comparison.rows_of(cell)]
     return {row.identity.config_hash: row.sitting for row in rows if row.sitting}
 
 

@@ -15,7 +15,6 @@ import yaml
 
 from attnbench.comparison.freeze import FREEZE
 from attnbench.results.files import read_json_lines, replace_file, to_line
-from attnbench.results.row_files import is_complete
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, parse_yaml, read_bounded, without_paths
 
@@ -64,7 +63,7 @@ def export_cells(experiment: Path, target: Path) -> int:
     """
     files = [*experiment.glob("*/results/*.jsonl"), *experiment.glob("cells/*/results/*.jsonl")]
     # The user's own files lie there too, under other names.
-    results = [path for path in sorted(files) if _carried(path.relative_to(experiment)) and is_complete(path)]
+    results = [path for path in sorted(files) if _carried(path.relative_to(experiment))]
     if not results:
         raise UserError(f"export={target}: {experiment} has no complete results")
     folders = dict.fromkeys(path.parents[1] for path in results)

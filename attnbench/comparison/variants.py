@@ -1,11 +1,11 @@
-"""Variants of a plan: their words composed, resolved on every corpus, and parted into searches and what is timed."""
+"""Variants of a plan: their words composed, resolved on every corpus, and parted into scores and what is timed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from attnbench.comparison.cells import ByKind, by_kind
-from attnbench.comparison.search import Search, search_of_training, searches_of_probe
+from attnbench.comparison.search import Score, score_of_training, scores_of_probe
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.runners.system import SystemJob
 from attnbench.settings.check import setting_of
@@ -23,7 +23,7 @@ class Variant(NamedTuple):
 
     run: Run
     kinds: ByKind
-    searches: list[Search]
+    scores: list[Score]
     timed: list[SystemJob]
     elsewhere: dict[str, Run]
     """By corpus the same variant on it, where the plan has several; `run` is on the first."""
@@ -46,12 +46,12 @@ def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str
     runs = {corpus: prepare(on_it) for corpus, on_it in on_each.items()}
     first, run = on_each[corpora[0]], runs[corpora[0]]
     kinds, num_seeds = by_kind(first), plan.num_search_seeds
-    searches = [search for evaluation in kinds.probes for search in searches_of_probe(first, evaluation, num_seeds)]
+    scores = [score for evaluation in kinds.probes for score in scores_of_probe(first, evaluation, num_seeds)]
     is_one = len(corpora) == 1
     if kinds.of_checkpoints:
         grid = plan.learning_rates or [first.train.learning_rate]
-        searches += [
-            search_of_training(on_it, kinds.of_checkpoints, grid, num_seeds, None if is_one else corpus)
+        scores += [
+            score_of_training(on_it, kinds.of_checkpoints, grid, num_seeds, None if is_one else corpus)
             for corpus, on_it in runs.items()
         ]
     trained = [it for it in kinds.system if build(it.target, it.options, SystemEvaluation).trains]
@@ -61,7 +61,7 @@ def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str
         for on_it in (runs.values() if evaluation in trained else [run])
     ]
     elsewhere = {str(corpus): on_it for corpus, on_it in runs.items()} if not is_one else {}
-    return Variant(run, kinds, searches, timed, elsewhere, tuple(it.name for it in trained))
+    return Variant(run, kinds, scores, timed, elsewhere, tuple(it.name for it in trained))
 
 
 def _composed(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> RunSettings:

@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.machine.environment import commit_of, environment_id
 from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import read_csv, table_of
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_search
 from attnbench.settings.check import check_options, read
@@ -82,7 +82,6 @@ class Inputs:
     protocol: Protocol
     environments: dict[str, dict[str, Any] | None]
     """Environment by fingerprint, for all fingerprints in rows; None if no file has it."""
-    incomplete: list[str]
     folders: dict[str, Path]
     """Folders of the runs that are on this disk."""
     frozen: str = ""
@@ -139,10 +138,7 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         rows = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS and (not keep or keep(row, table))]
     else:
         files = _results_files(folder, None if keep else record)
-        rows_by_file = {
-            path: [row for row in read_results(path, allow_incomplete=True) if not keep or keep(row, path)]
-            for path in files
-        }
+        rows_by_file = {path: [row for row in read_results(path) if not keep or keep(row, path)] for path in files}
         files = [path for path in files if rows_by_file[path] or not keep]
         rows = [row for group in rows_by_file.values() for row in group]
         runs = {group[0].identity.run: path.parent.parent for path, group in rows_by_file.items() if group}
@@ -167,7 +163,6 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         control=control,
         protocol=protocol,
         environments=_environments(folders, rows),
-        incomplete=[str(path.relative_to(folder)) for path in files if not is_complete(path)],
         folders=runs,
         frozen=_frozen(folder, protocol, rows) if record is not None else "",
     )

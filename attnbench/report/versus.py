@@ -120,7 +120,7 @@ def _read(folder: Path, chosen: str) -> Inputs:
 def _day(path: Path) -> str:
     """Return the local day on which the measurements of a results file began.
 
-    The file's own date would be that of its last copy. Tables of rows and files that were cut off lack a start.
+    The file's own date would be that of its last copy. Tables of rows lack a start.
     """
     moment = started_at(path) if path.suffix == ".jsonl" else None
     return "an unknown day" if moment is None else moment.astimezone().date().isoformat()
@@ -161,7 +161,6 @@ def _joined(before: Side, after: Side, shared: Sequence[str]) -> Inputs:
         control=[],
         protocol=protocol,
         environments=before.inputs.environments | after.inputs.environments,
-        incomplete=[*before.inputs.incomplete, *after.inputs.incomplete],
         folders=folders,
     )
 

@@ -157,9 +157,11 @@ def to_line(content: dict[str, Any]) -> str:
 
 
 def half_replaced(folder: Path) -> list[Path]:
-    """List the files with which a process that died was about to replace FILES, or PLAN_FILES."""
+    """List the files that a process which died was writing beside FILES, PLAN_FILES or results."""
     named = re.compile(rf"\.({FILES.pattern}|{PLAN_FILES.pattern})\.[0-9]+\.new")
-    return [path for path in folder.glob(".*.new") if named.fullmatch(path.name) and is_file(path)]
+    found = [path for path in folder.glob(".*.new") if named.fullmatch(path.name)]
+    found += [path for path in folder.glob("results/.*") if re.fullmatch(r"\..+\.jsonl\.[0-9]+\.new", path.name)]
+    return [path for path in found if is_file(path)]
 
 
 def is_file(path: Path) -> bool:

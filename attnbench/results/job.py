@@ -14,10 +14,9 @@ import torch
 
 from attnbench.machine.environment import environment_id
 from attnbench.machine.locks import device_lock
-from attnbench.results.files import read_once
 from attnbench.results.folder import recording, stamp_environment, write_config
 from attnbench.results.protocol import PROTOCOL, protocol_id
-from attnbench.results.row_files import ResultsWriter, is_complete, read_results
+from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import Identity, Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 
@@ -117,11 +116,11 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
         for job in jobs:
             job.shares_device = shares_device
             # Asked inside: another process may have finished it while this one waited.
-            done = not job.rerun and is_complete(job.results)
+            done = not job.rerun and is_done(job)
             job.announce(done=done)
-            if not done:
-                for _ in record(job):
-                    pass
+            # Read where it is done: an altered file is refused by its name.
+            for _ in read_results(job.results) if done else record(job):
+                pass
             if isinstance(job.failure, Interrupted):
                 raise job.failure
         for job in jobs:
@@ -130,7 +129,7 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
 
 
 def record(job: Job) -> Iterator[ResultRow]:
-    """Run one job in a folder and on a device that are held; each row once it is in the file."""
+    """Run one job in a folder and on a device that are held, and yield its rows."""
     protocol = job.protocol()
     named = {PROTOCOL: protocol_id(protocol)} if protocol is not None else {}
     with ResultsWriter(job.results, identity(job, job.begin()), {**job.row_settings(), **named}) as writer:
@@ -139,22 +138,8 @@ def record(job: Job) -> Iterator[ResultRow]:
 
 
 def is_done(job: Job) -> bool:
-    """True where its complete results are there; an altered file is none, which says so once the job runs."""
-    return is_whole(job.results)
-
-
-def is_whole(path: Path) -> bool:
-    """True where a file of complete results is there and can be read."""
-    try:
-        return _is_whole(path)
-    except (OSError, UserError):
-        return False
-
-
-@read_once
-def _is_whole(path: Path) -> bool:
-    read_results(path)
-    return True
+    """True where its results file is there: it gets its name once it is complete."""
+    return job.results.exists()
 
 
 def identity(job: Job, stamp: dict[str, Any]) -> Identity:

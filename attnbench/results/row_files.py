@@ -1,7 +1,7 @@
-"""Results files: rows as JSON lines, each written as soon as its number is known.
+"""Results files: rows as JSON lines. A file is written beside and renamed, so that one that exists is complete.
 
-A file ends with a record that says it is complete, how many rows it has, what they hash to, when it was begun, and in
-which sitting, which is named by the start of the command that measured it:
+Its last record has the number of rows, their hash, when it was begun, and the sitting, named by the start of the
+command that measured it:
 `{"schema": 1, "complete": true, "num_rows": 12, "sha256": "...", "started": "2026-01-31T12:00:00.250+00:00",
 "sitting": "2026-01-31T11:58:00.000+00:00"}`.
 Of a cell that was imported the record has `imported` too, a list of marks, which every row has among its settings.
@@ -10,7 +10,7 @@ Of a cell that was imported the record has `imported` too, a list of marks, whic
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from attnbench.results.files import JsonLines, read_json_lines, sync, to_line
 from attnbench.results.rows import IMPORTED, SCHEMA, Identity, Measurement, ResultRow
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import unlinked
+from attnbench.settings.text import name_beside
 
 MAX_MARK_CHARACTERS = 1000
 """Longest entry of a mark of an import."""
@@ -37,10 +37,10 @@ def begin_sitting() -> None:
 
 
 class ResultsWriter:
-    """Writer of one results file, row by row; used in a `with`, it says at the end that the file is complete.
+    """Writer of one results file; used in a `with`, the file gets its name at the end.
 
-    A file that is there is replaced: an evaluation that was cut off is measured again as a whole. Left by an
-    exception, the file stays without its last record, and `is_complete` says so.
+    Rows are written to a file beside it, so that a file under its name is complete. Results that are there when the
+    writer is made are removed: they are about to be measured again.
 
     Args:
         settings: of all rows, beside those of each measurement.
@@ -51,14 +51,16 @@ class ResultsWriter:
         self._digest, self._started = hashlib.sha256(), datetime.now(UTC)
         # Without parents: a run whose folder is gone must not leave results alone in a new one.
         path.parent.mkdir(exist_ok=True)
-        self._file = open(unlinked(path), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        path.unlink(missing_ok=True)
+        self._beside = name_beside(path)
+        self._file = open(self._beside, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
-        """Write one row; it is in the file when this returns.
+        """Write one row.
 
         Args:
-            variant: whose row it is, where one file holds those of several.
-            backend: what computes it; None where its name says that.
+            variant: of the row, where one file holds rows of several.
+            backend: None where the variant's name says it.
 
         Raises:
             ValueError, TypeError: the settings hold what JSON cannot say.
@@ -71,15 +73,12 @@ class ResultsWriter:
         row = ResultRow(identity=identity, measurement=measurement)
         line = to_line(row.to_dict())
         self._file.write(line)
-        self._file.flush()
         self._digest.update(line.encode())
         self.num_rows += 1
         return row
 
     def complete(self) -> None:
-        """Write the record that says the file is complete, and close it; all of it outlives the machine then."""
-        # The rows first: what a machine that died leaves must not be called complete.
-        os.fsync(self._file.fileno())
+        """Write the last record, and give the file its name once all of it is on the disk."""
         started = self._started.isoformat(timespec="milliseconds")
         ending = {
             "schema": SCHEMA,
@@ -90,87 +89,83 @@ class ResultsWriter:
             # Called from Python without a command, each file is a sitting of its own.
             "sitting": os.environ.get(SITTING, started),
         }
-        self._file.write(to_line(ending))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.close()
+        with self._file:
+            self._file.write(to_line(ending))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        os.replace(self._beside, self.path)
         sync(self.path.parent)
-
-    def close(self) -> None:
-        """Close the file as it is."""
-        self._file.close()
 
     def __enter__(self) -> "ResultsWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.complete()
-        else:
-            self.close()
+        try:
+            if kind is None:
+                self.complete()
+        finally:
+            # On a full disk closing fails too, and the rows are in the way.
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
+                self._beside.unlink(missing_ok=True)
 
 
-def read_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
+def read_results(path: Path) -> list[ResultRow]:
     """Read the rows of a results file.
 
-    Args:
-        allow_incomplete: also takes a file that was cut off, and gives the rows that were written whole.
-
     Raises:
-        UserError: file and line of what is unreadable, of another schema, or missing at the end, and the way out.
+        UserError: file and line of an unreadable row, of another schema, or of a missing end, and the remedy.
     """
-    with _naming_the_way_out():
-        return parse_results(path, allow_incomplete=allow_incomplete)
+    with _naming_the_remedy():
+        return parse_results(path)
 
 
 @contextmanager
-def _naming_the_way_out() -> Iterator[None]:
+def _naming_the_remedy() -> Iterator[None]:
     try:
         yield
     except UserError as error:
         raise UserError(f"{error}; once it is removed, the command that made it makes it again") from None
 
 
-def parse_results(path: Path, *, allow_incomplete: bool = False) -> list[ResultRow]:
-    """Read as read_results does, from a file that nobody here could make again."""
+def parse_results(path: Path) -> list[ResultRow]:
+    """Read as read_results does, from a file that no command here could make again."""
     lines = read_json_lines(path)
-    objects, complete = lines.objects, _completeness(lines)
-    sitting = ""
-    if complete:
-        sitting, objects = sitting_of(lines), objects[:-1]
-    elif not allow_incomplete:
-        number = len(objects) + 1
-        what = "is torn" if lines.torn else "lacks the record that the file is complete"
-        raise UserError(f"{path}:{number}: the end {what}")
-    rows, imported = [], lines.objects[-1].get(IMPORTED) if complete else None
-    for index, content in enumerate(objects):
+    ending = last_record(lines)
+    rows, sitting, imported = [], sitting_of(lines), ending.get(IMPORTED)
+    for index, content in enumerate(lines.objects[:-1]):
         try:
             row = replace(ResultRow.from_dict(content), sitting=sitting)
-            if imported is not None:
-                row.measurement.settings[IMPORTED] = imported
-            rows.append(row)
         except ValueError as error:
             raise UserError(f"{lines.where(index)}: {error}") from error
-    if complete:
-        # Last: what is wrong with a line says more.
-        _check_sum(lines)
+        if imported is not None:
+            row.measurement.settings[IMPORTED] = imported
+        rows.append(row)
+    # Last: the error of a single line says more.
+    check_sum(lines)
     return rows
 
 
+def check_sum(lines: JsonLines) -> None:
+    """Raise UserError unless the rows of a results file are the rows that were written."""
+    if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
+        raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")
+
+
 def started_at(path: Path) -> datetime | None:
-    """Return when the complete results of `path` were begun, by the clock of that machine; None: it does not say.
+    """Return when the results of `path` were begun, by the clock of that machine; None: it does not say.
 
     Raises:
         UserError: as read_results.
     """
-    with _naming_the_way_out():
-        lines = read_json_lines(path)
-        return begun(lines) if _completeness(lines) else None
+    with _naming_the_remedy():
+        return begun(read_json_lines(path))
 
 
 def begun(lines: JsonLines) -> datetime | None:
-    """Return when a complete file was begun, as its last record says; None: it does not say."""
-    started = lines.objects[-1].get("started")
+    """Return when a results file was begun, as its last record says; None: it does not say."""
+    started = last_record(lines).get("started")
     try:
         moment = datetime.fromisoformat(started) if isinstance(started, str) else None
     except ValueError:
@@ -179,7 +174,7 @@ def begun(lines: JsonLines) -> datetime | None:
 
 
 def sitting_of(lines: JsonLines) -> str:
-    """Return the sitting of a complete file; empty where its last record does not say."""
+    """Return the sitting of a results file; empty where its last record does not say."""
     sitting = lines.objects[-1].get("sitting", "")
     return sitting if isinstance(sitting, str) else ""
 
@@ -192,48 +187,31 @@ def by_age(path: Path, started: datetime | None) -> tuple[datetime, str]:
     return started or datetime.min.replace(tzinfo=UTC), path.name
 
 
-def is_complete(path: Path) -> bool:
-    """Tell if the evaluation that wrote `path` came to its end; False too where there is no such file.
+def last_record(lines: JsonLines) -> dict[str, Any]:
+    """Return the last record of a results file, which counts its rows.
 
     Raises:
-        UserError: as read_results, for a file that was altered.
+        UserError: there is none, it is not the last one, or it counts other rows.
     """
-    if not path.exists():
-        return False
-    with _naming_the_way_out():
-        return are_complete(read_json_lines(path))
-
-
-def are_complete(lines: JsonLines) -> bool:
-    """Tell if the lines of a results file end with the record that they are complete.
-
-    Raises:
-        UserError: they were altered after they were written.
-    """
-    if not _completeness(lines):
-        return False
-    _check_sum(lines)
-    return True
-
-
-def _completeness(lines: JsonLines) -> bool:
     endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
     if not endings:
-        return False
+        what = "is torn" if lines.torn else "lacks the record that the file is complete"
+        raise UserError(f"{lines.where(len(lines.objects))}: the end {what}")
     index = endings[0]
     ending = lines.objects[index]
-    num_rows = ending.get("num_rows")
     if index != len(lines.objects) - 1 or lines.torn:
         raise UserError(f"{lines.where(index + 1)}: something follows the record that the file is complete")
-    if num_rows != index:
-        raise UserError(f"{lines.where(index)}: the file has {index} rows, and its last record counts {num_rows}")
-    # Former versions wrote no checksum, no time or no sitting.
+    if ending.get("num_rows") != index:
+        raise UserError(
+            f"{lines.where(index)}: the file has {index} rows, and its last record counts {ending.get('num_rows')}"
+        )
+    # Published cells of former versions have no checksum, no time or no sitting.
     optional = {"sha256", "started", "sitting", IMPORTED}
     if set(ending) - optional != {"schema", "complete", "num_rows"} or ending["complete"] is not True:
         raise UserError(f"{lines.where(index)}: not the record that a file is complete")
     if IMPORTED in ending and not _are_marks(ending[IMPORTED]):
         raise UserError(f"{lines.where(index)}: {IMPORTED} is no list of marks that import= writes")
-    return True
+    return ending
 
 
 def _are_marks(marks: Any) -> bool:
@@ -248,9 +226,3 @@ def _are_marks(marks: Any) -> bool:
             for mark in marks
         )
     )
-
-
-def _check_sum(lines: JsonLines) -> None:
-    """Check that the rows of a complete file are those that were written."""
-    if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
-        raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")

@@ -14,7 +14,7 @@ from typing import Any
 
 from attnbench.machine.locks import folder_holder
 from attnbench.results.files import read_json_lines
-from attnbench.results.row_files import are_complete, begun, by_age, sitting_of
+from attnbench.results.row_files import begun, by_age, check_sum, sitting_of
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
@@ -126,7 +126,7 @@ def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
     named = NAME.fullmatch(folder.name)
     assert named is not None, folder
     sizes = dict(_files(folder))
-    scores, is_torn, fault = _scores(folder, sizes)
+    scores, fault = _scores(folder, sizes)
     steps = [STEP.fullmatch(path.name) for path in {path.parent for path in sizes}]
     holder, failure = "" if is_held else folder_holder(folder), _first_line(folder / "failed.txt")
     status, reason = (
@@ -136,7 +136,7 @@ def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
         if fault
         else ("failed", failure)
         if failure
-        else ("finished" if scores and not is_torn else "unfinished", "")
+        else ("finished" if scores else "unfinished", "")
     )
     return Run(
         folder=folder,
@@ -165,24 +165,24 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 continue
 
 
-def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[str, ResultRow], bool, str]:
-    """Read the row that stands for each evaluation, of several files of one the last; if a file is cut off; and the
-    fault of one that was altered."""
-    found, is_torn, fault = [], False, ""
+def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[str, ResultRow], str]:
+    """Read the row that stands for each evaluation, of several files of one the last, and the fault of an altered
+    file."""
+    found, fault = [], ""
     for path in sorted(files):
         named = RESULTS.fullmatch(path.name)
         if named is None or path.parent != folder / "results" or not S_ISREG(files[path].st_mode):
             continue
         try:
             lines = read_json_lines(path)
-            if not are_complete(lines):
-                is_torn = True
-            elif len(lines.objects) > 1:
+            started = begun(lines)
+            check_sum(lines)
+            if len(lines.objects) > 1:
                 row = replace(ResultRow.from_dict(_chosen(lines.objects[:-1])), sitting=sitting_of(lines))
-                found.append((by_age(path, begun(lines)), named["evaluation"], row))
+                found.append((by_age(path, started), named["evaluation"], row))
         except (UserError, ValueError) as error:
             fault = str(error)
-    return {evaluation: row for _, evaluation, row in sorted(found, key=lambda it: it[0])}, is_torn, fault
+    return {evaluation: row for _, evaluation, row in sorted(found, key=lambda it: it[0])}, fault
 
 
 def _chosen(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:

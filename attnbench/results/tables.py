@@ -18,7 +18,7 @@ from rich.text import Text
 
 from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
-from attnbench.results.row_files import by_age, is_complete, read_results, started_at
+from attnbench.results.row_files import by_age, read_results, started_at
 from attnbench.results.rows import HASH, Identity, ResultRow, same_corpus
 from attnbench.settings.errors import UserError, printable
 from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded
@@ -285,12 +285,12 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
     """Read all rows of the runs in `folders`, those of their cells too.
 
     Args:
-        last_only: of an evaluation that a run has with several settings, only what was measured last, and to its end.
+        last_only: of an evaluation that a run has with several settings, only what was measured last.
     """
     everywhere = [path for folder in folders for path in (folder, *_cells_of(folder))]
     files = [path for folder in dict.fromkeys(everywhere) for path in sorted((folder / "results").glob("*.jsonl"))]
     if last_only:
-        by_time = sorted(filter(is_complete, files), key=lambda path: by_age(path, started_at(path)))
+        by_time = sorted(files, key=lambda path: by_age(path, started_at(path)))
         last = {(path.parent, path.stem.rpartition("-")[0]): path for path in by_time}
         files = [path for path in files if path in last.values()]
     return [row for path in files for row in read_results(path)]

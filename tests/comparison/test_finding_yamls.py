@@ -54,7 +54,7 @@ def test_the_cells_of_every_finding_can_be_built_at_some_rate(name, tmp_path):
     overrides = ["data=embedded" if word == "data=wikitext2" else word for word in finding.overrides]
     comparison = Comparison(plan_of(settings, replace(finding, variants=variants, overrides=overrides)), compose)
     assert not comparison.failures
-    assert all(job.matched is not None for job in comparison.trainings())
+    assert all(score.prepared.matched is not None for score in comparison.scores)
 
 
 def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_no_seed(tmp_path):
@@ -66,8 +66,8 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
     plan = find_rates.searching(finding, settings, {"copy": [1e-3, 1e-2], "recall": [1e-4]}, num_seeds=2)
     assert (plan.plan.num_workers, plan.plan.devices, plan.plan.stack) == (2, "all", None)
     comparison = Comparison(plan, compose)
-    cells = comparison.searches()
-    assert [search.grid for search in comparison.all_searches()] == [[1e-3, 1e-2]] * len(finding.variants)
+    cells = [*comparison.recorded()[1].asked.values()]
+    assert [score.grid for score in comparison.scores] == [[1e-3, 1e-2]] * len(finding.variants)
     assert {job.settings.seed for cell in cells for job in cell.jobs} == {SELECTION_SEED, SELECTION_SEED + 1}
     assert len(cells) == 2 * 2 * len(finding.variants)
     assert comparison.to_score() == []

@@ -1,6 +1,7 @@
 """How a learning rate is chosen from finished searches."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,21 +9,23 @@ import pytest
 from probe_settings import probe_settings
 from small import compose_once
 
+from attnbench.comparison import search as searching
 from attnbench.comparison.cells import Cell
+from attnbench.comparison.program import Answer, Driver, Failure, Undecided, read_or_failure
 from attnbench.comparison.search import (
-    Search,
+    Found,
+    Score,
     Trial,
     best_of_probe,
     next_rate,
-    rounds,
-    search_of_training,
-    searches_of_probe,
+    rate_and_scores,
+    score_of_training,
+    scores_of_probe,
 )
 from attnbench.evals.recall import Recall
 from attnbench.results.job import identity
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
-from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
 from attnbench.training.prepare import Run, prepare
 from attnbench.verdict.rates import Choice
@@ -49,18 +52,51 @@ def write(cell: Cell, metric: str, value: float | None, steps: int | None = None
             )
 
 
-def searches(settings: RunSettings, num_seeds: int = 1) -> list[Search]:
-    return searches_of_probe(settings, settings.evaluations[0], num_seeds)
+def searches(settings: RunSettings, num_seeds: int = 1) -> list[Score]:
+    return scores_of_probe(settings, settings.evaluations[0], num_seeds)
+
+
+def answered(cell: Cell) -> Answer:
+    return read_or_failure(cell.results) if cell.is_done() else Failure("it left nothing")
+
+
+def rounds(score: Score) -> Iterator[list[Cell]]:
+    """Yield the trainings that a search asks for, call by call; what was written meanwhile answers it."""
+    program, asked = searching.search(score), set()
+    try:
+        call = next(program)
+        while True:
+            if new := [cell for cell in call if cell.folder not in asked]:
+                yield new
+            asked |= {cell.folder for cell in new}
+            call = program.send([answered(cell) for cell in call])
+    except (StopIteration, Undecided):
+        return
+
+
+def recorded(*alike: Score, seeds: tuple[int, ...] = ()) -> tuple[Found, list[Cell]]:
+    """What the results that are there come to, and the trainings that were asked for."""
+    found, driver = Found(), Driver()
+    driver.run([rate_and_scores(alike, lambda score: seeds, found)])
+    return found, [*driver.asked.values()]
+
+
+def choice_of(score: Score) -> Choice:
+    return recorded(score)[0].choices[score.name]
+
+
+def scored(score: Score, *seeds: int) -> list[Cell]:
+    return recorded(score, seeds=seeds)[0].scored[score.name]
 
 
 def chosen(settings: RunSettings, *scores: float | None) -> Choice:
     """What is chosen when the rates of GRID, and those that widen it, reached these."""
     [search] = searches(settings)
     reached = dict(zip([*GRID, 3e-1, 1.0], scores, strict=False))
-    for cells in rounds(search.cells):
+    for cells in rounds(search):
         for cell in cells:
             write(cell, "selection", reached.get(cell.rate, 0.0))
-    return search.choice()
+    return choice_of(search)
 
 
 def test_the_best_rate_is_chosen_and_what_each_reached_is_kept(tmp_path):
@@ -107,14 +143,16 @@ def test_the_best_rate_of_a_probe_solves_most_seeds_then_soonest_then_highest(sm
 
 def test_a_probe_is_searched_with_seeds_that_are_never_scored_and_each_is_kept(tmp_path):
     [search] = searches(searched(tmp_path), num_seeds=3)
-    assert {cell.jobs[0].settings.seed for cell in search.cells()} == {SELECTION_SEED + index for index in range(3)}
-    for cells in rounds(search.cells):
+    assert {cell.jobs[0].settings.seed for cell in recorded(search)[1]} == {
+        SELECTION_SEED + index for index in range(3)
+    }
+    for cells in rounds(search):
         for cell in cells:
             seed = cell.jobs[0].settings.seed - SELECTION_SEED
             is_good = cell.rate == 1e-2
             write(cell, "selection", 0.96 if is_good else 0.1 * seed, steps=300 if is_good else None)
-    assert len(search.cells()) == 3 * len(GRID)
-    found = search.choice()
+    assert len(recorded(search)[1]) == 3 * len(GRID)
+    found = choice_of(search)
     assert (found.chosen, found.at_edge) == (1e-2, False)
     assert found.seeds["0.03"] == pytest.approx([0.0, 0.1, 0.2])
     assert found.scores["0.03"] == pytest.approx(0.1)
@@ -129,7 +167,7 @@ def test_a_probe_is_searched_with_seeds_that_are_never_scored_and_each_is_kept(t
 def test_rates_leave_the_search_after_twice_the_steps_of_one_that_has_solved_all_its_seeds(tmp_path):
     [search] = searches(searched(tmp_path), num_seeds=3)
     tried = {}
-    for cells in rounds(search.cells):
+    for cells in rounds(search):
         for cell in cells:
             tried.setdefault(cell.rate, set()).add(cell.jobs[0].limit)
             steps = {1e-2: 300, 3e-2: 100}.get(cell.rate)
@@ -139,11 +177,11 @@ def test_rates_leave_the_search_after_twice_the_steps_of_one_that_has_solved_all
             write(cell, "selection", 0.96 if steps else 0.3, steps=steps + slower if steps else None)
     # The middle of the grid first, then the next on each side; the slowest of three seeds took 340 steps, then 140.
     assert list(tried.items()) == [(1e-2, {None}), (3e-3, {680}), (3e-2, {680}), (1e-1, {280})]
-    assert search.choice().chosen == 3e-2
-    assert all(cell.jobs[0].limit is None for cell in search.scored(3e-2, [0]))
+    assert choice_of(search).chosen == 3e-2
+    assert all(cell.jobs[0].limit is None for cell in scored(search, 0))
     # With fixed steps, as in published tables, none leaves.
     [fixed] = searches(searched(tmp_path / "fixed", recall_fixed_steps=True), num_seeds=3)
-    for cells in rounds(fixed.cells):
+    for cells in rounds(fixed):
         assert {cell.jobs[0].limit for cell in cells} == {None}
         for cell in cells:
             write(cell, "selection", 0.96, steps=300)
@@ -165,10 +203,10 @@ def test_a_best_rate_at_the_edge_widens_the_grid_at_most_twice(scores, grid, rat
 
 def test_where_all_failed_smaller_rates_are_tried_and_no_edge_is_best(tmp_path):
     [search] = searches(searched(tmp_path))
-    for cells in rounds(search.cells):
+    for cells in rounds(search):
         for cell in cells:
             write(cell, "selection", None)
-    found = search.choice()
+    found = choice_of(search)
     assert found.grid == [3e-4, 1e-3, *GRID]
     assert (found.chosen, found.at_edge) == (3e-4, False)
 
@@ -183,8 +221,8 @@ def test_a_grid_goes_on_in_its_own_steps():
 
 def test_a_single_rate_is_not_searched(tmp_path):
     [search] = searches(searched(tmp_path, recall_learning_rates=[1e-2]))
-    assert search.cells() == []
-    found = search.choice()
+    assert recorded(search)[1] == []
+    found = choice_of(search)
     assert (found.chosen, found.scores, found.at_edge) == (1e-2, {}, False)
 
 
@@ -192,12 +230,13 @@ def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.evals.recall.RATE_FROM", {(16, 2): (8, 2)})
     settings = searched(tmp_path, recall_cells=[[16, 2], [8, 2]], recall_reuse_rate=True)
     first, second = searches(settings)
-    assert first.cells() == []
-    for cells in rounds(second.cells):
+    assert (first.source, second.source) == (second, None)
+    for cells in rounds(second):
         for cell in cells:
             write(cell, "selection", {1e-2: 0.9, 3e-2: 0.5}.get(cell.rate, 0.1))
-    assert sorted(cell.rate for cell in second.cells()) == GRID
-    of_neighbour, own = second.choice(), first.choice()
+    found, asked = recorded(first, second)
+    assert sorted(cell.rate for cell in asked) == GRID
+    of_neighbour, own = found.choices[second.name], found.choices[first.name]
     assert own.chosen == of_neighbour.chosen == 1e-2
     assert own.settings["sequence_length"] == 16
     assert own.taken_from == of_neighbour.settings == {"sequence_length": 8, "width": 16, "num_pairs": 2}
@@ -208,25 +247,28 @@ def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
 def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
     settings = searched(tmp_path)
     [search] = searches(settings)
-    for cells in rounds(search.cells):
+    for cells in rounds(search):
         for cell in cells:
             if cell.rate < 1e-1:
                 write(cell, "selection", 0.5)
-    with pytest.raises(UserError, match=r"^recall softmax, lr 0\.1, search: has no results"):
-        search.choice()
+    reason = recorded(search)[0].undecided[search.name]
+    assert str(reason).startswith("recall softmax, lr 0.1, search: has no results")
 
 
 def test_searches_have_a_seed_of_their_own_and_scored_cells_the_plan_s(tmp_path):
     [search] = searches(searched(tmp_path))
-    assert {cell.jobs[0].settings.seed for cell in search.cells()} == {SELECTION_SEED}
-    scored = search.scored(1e-2, [0, 1])
-    assert [(cell.jobs[0].settings.seed, cell.rate) for cell in scored] == [(0, 1e-2), (1, 1e-2)]
-    assert len({cell.results for cell in scored}) == 2
+    assert {cell.jobs[0].settings.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
+    for cells in rounds(search):
+        for cell in cells:
+            write(cell, "selection", 0.9 if cell.rate == 1e-2 else 0.1)
+    cells = scored(search, 0, 1)
+    assert [(cell.jobs[0].settings.seed, cell.rate) for cell in cells] == [(0, 1e-2), (1, 1e-2)]
+    assert len({cell.results for cell in cells}) == 2
 
 
 def test_every_task_has_a_label_of_its_own(tmp_path):
     settings = searched(tmp_path, recall_cells=[[16, 2], [16, 3]], recall_widths=[16, 32])
-    cells = [cell for search in searches(settings) for cell in search.cells()]
+    cells = [cell for score in searches(settings) for cell in recorded(score)[1]]
     assert len({cell.label for cell in cells}) == len(cells) == 4
     assert cells[0].label == "recall softmax, width 16, num_pairs 2, lr 0.01, search"
 
@@ -239,28 +281,28 @@ def language_model(tmp_path_factory) -> Run:
 
 def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_model, tmp_path):
     own = replace(language_model, settings=replace(language_model.settings, outputs_dir=str(tmp_path)))
-    search = search_of_training(own, language_model.settings.evaluations, GRID)
-    assert {cell.jobs[0].run.seed for cell in search.cells()} == {SELECTION_SEED}
-    assert all(len(cell.jobs) == 1 for cell in search.cells())
-    for cell, nats in zip(search.cells(), (2.0, 1.5, 1.6, None), strict=True):
+    search = score_of_training(own, language_model.settings.evaluations, GRID)
+    assert {cell.jobs[0].run.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
+    assert all(len(cell.jobs) == 1 for cell in recorded(search)[1])
+    for cell, nats in zip(recorded(search)[1], (2.0, 1.5, 1.6, None), strict=True):
         write(cell, "nats_per_character", nats)
-    found = search.choice()
+    found = choice_of(search)
     assert (found.chosen, found.at_edge, found.evaluation) == (1e-2, False, "training")
-    scored = search.scored(found.chosen, [0, 1, 2])
-    assert [cell.jobs[0].run.train.learning_rate for cell in scored] == [1e-2] * 3
-    assert [len(cell.results) for cell in scored] == [2, 2, 2]
+    cells = scored(search, 0, 1, 2)
+    assert [cell.jobs[0].run.train.learning_rate for cell in cells] == [1e-2] * 3
+    assert [len(cell.results) for cell in cells] == [2, 2, 2]
 
 
-def in_stages(run: Run, outputs: Path) -> Search:
+def in_stages(run: Run, outputs: Path) -> Score:
     """A search over two epochs with three search seeds, which tries one of them first."""
     settings = replace(run.settings, outputs_dir=str(outputs))
     longer = replace(run, settings=settings, num_steps=2 * run.steps_per_epoch)
-    return search_of_training(longer, settings.evaluations, GRID, num_seeds=3)
+    return score_of_training(longer, settings.evaluations, GRID, num_seeds=3)
 
 
 def test_of_language_models_the_best_after_an_epoch_and_its_neighbours_are_trained_in_full(language_model, tmp_path):
     search = in_stages(language_model, tmp_path)
-    stages = rounds(search.cells)
+    stages = rounds(search)
     first = next(stages)
     assert [cell.jobs[0].run.num_steps for cell in first] == [language_model.steps_per_epoch] * len(GRID)
     assert first[0].label.endswith("lr 0.003, search, one epoch")
@@ -274,7 +316,7 @@ def test_of_language_models_the_best_after_an_epoch_and_its_neighbours_are_train
     for cell, nats in zip(second, (1.8, 1.8, None, 1.2, 1.3, 1.2, 1.3, 1.3, 1.4), strict=True):
         write(cell, "nats_per_character", nats)
     assert next(stages, None) is None
-    found = search.choice()
+    found = choice_of(search)
     assert (found.chosen, found.at_edge) == (1e-2, False)
     assert found.scores == pytest.approx({"0.003": 1.8, "0.01": 3.7 / 3, "0.03": 4 / 3})
     assert found.after_an_epoch == {"0.003": 2.0, "0.01": 1.5, "0.03": 1.7, "0.1": 1.6}
@@ -297,14 +339,14 @@ def test_of_language_models_the_best_in_full_has_both_neighbours_in_full(
 ):
     search = in_stages(language_model, tmp_path)
     asked = []
-    for cells in rounds(search.cells):
+    for cells in rounds(search):
         asked.append({cell.rate for cell in cells})
         for cell in cells:
             is_first = cell.jobs[0].run.num_steps == language_model.steps_per_epoch
             scores = after_an_epoch if is_first else in_full
             write(cell, "nats_per_character", scores[GRID.index(cell.rate)])
     assert asked == [{*GRID}, *stages]
-    found = search.choice()
+    found = choice_of(search)
     assert (found.chosen, found.at_edge) == (chosen, at_edge)
     assert {float(rate) for rate in found.scores} == set().union(*stages)
 
@@ -316,5 +358,5 @@ def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):
         recall_learning_rates=[3e-3, 1e-2],
     )  # fmt: skip
     first, second = searches(settings)
-    assert [cell.rate for cell in first.cells()] == [3e-3, 1e-2]
+    assert [cell.rate for cell in recorded(first)[1]] == [3e-3, 1e-2]
     assert second.source is first

@@ -22,7 +22,7 @@ from attnbench.comparison.slurm.queue import array_job
 from attnbench.comparison.slurm.run import Submission, count_doubles
 from attnbench.comparison.slurm.task import TIMED_HOST, different_host
 from attnbench.results.folder import ROOT
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.settings.combinations import check_launcher
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import PlanSettings
@@ -96,7 +96,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """Rows of all results files, without what a clock, or the commit, says."""
     found = []
     for path in sorted(folder.glob("**/results/*.jsonl")):
-        assert is_complete(path)
+        assert path.exists()
         for row in read_results(path):
             if row.identity.evaluation == "throughput" or row.measurement.metric in CLOCKS:
                 row.measurement.value = row.measurement.low = row.measurement.high = row.measurement.num_samples = None

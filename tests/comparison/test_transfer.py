@@ -19,10 +19,11 @@ from attnbench.comparison import cells as running
 from attnbench.comparison import imports, transfer
 from attnbench.comparison.cells import Cell, execute
 from attnbench.comparison.imports import check_together, check_value, compare_again, import_cells
-from attnbench.comparison.search import searches_of_probe
+from attnbench.comparison.program import ask_for
+from attnbench.comparison.search import scores_of_probe
 from attnbench.comparison.transfer import export_cells, with_ending
 from attnbench.results.files import MAX_LINE_BYTES
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import IMPORTED, Measurement, ResultRow
 from attnbench.settings.errors import UserError
@@ -32,20 +33,23 @@ from attnbench.settings.schema import PlanSettings
 def plan_in(outputs: Path) -> Any:
     """A plan of two cells, as far as an import asks one."""
     settings = probe_settings(outputs, copy_learning_rates=[1e-2, 3e-2])
-    [search] = searches_of_probe(settings, settings.evaluations[0])
-    folder = search.prepared.folder.parents[1]
+    [score] = scores_of_probe(settings, settings.evaluations[0])
+    folder = score.prepared.folder.parents[1]
     plan = PlanSettings(
         name="demo", overrides=[], variants={}, evaluations=[], seeds=[], probe_seeds=[], learning_rates=None
     )
     given = comparison_settings(plan, outputs)
-    scored = {"all_searches": lambda: [search], "scored_seeds": lambda search: []}
-    return SimpleNamespace(folder=folder, searches=search.cells, timed=list, settings=given, **scored)
+    cells = [score.at(rate, seed, None) for rate in score.grid for seed in score.search_seeds]
+    return SimpleNamespace(
+        folder=folder, scores=[score], seeds_of=lambda score: [], timed=list, settings=given, cells=cells,
+        programs=lambda found: [ask_for(cells)],
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory) -> list[Cell]:
     """Two finished cells of one experiment; tests only read them."""
-    found = plan_in(tmp_path_factory.mktemp("outputs")).searches()
+    found = plan_in(tmp_path_factory.mktemp("outputs")).cells
     for cell in found:
         execute(cell)
     return found
@@ -84,13 +88,13 @@ def test_rows_settings_and_environments_are_carried_and_nothing_else(cells, expe
     assert {Path(name).suffix for name in taken} == {".jsonl", ".json", ".yaml"}
     assert not any("checkpoint" in name or "metrics" in name for name in taken)
     for cell in cells:
-        assert is_complete(tmp_path / "other" / cell.results[0].relative_to(experiment))
+        assert read_results(tmp_path / "other" / cell.results[0].relative_to(experiment))
 
 
-def test_what_is_complete_is_kept_and_what_was_cut_off_replaced(cells, experiment, exported, tmp_path):
+def test_results_that_are_here_are_kept_and_missing_ones_taken(cells, experiment, exported, tmp_path):
     shutil.copytree(experiment, tmp_path / "here")
     first, second = (tmp_path / "here" / cell.results[0].relative_to(experiment) for cell in cells)
-    second.write_text(second.read_text().splitlines()[0])
+    second.unlink()
     before = first.stat().st_mtime_ns
     assert import_cells(exported, tmp_path / "here", plan_in) == 1
     assert first.stat().st_mtime_ns == before
@@ -98,10 +102,10 @@ def test_what_is_complete_is_kept_and_what_was_cut_off_replaced(cells, experimen
     assert import_cells(exported, tmp_path / "here", plan_in) == 0
 
 
-def test_what_was_cut_off_is_not_exported(cells, experiment, tmp_path):
+def test_results_that_are_there_are_exported(cells, experiment, tmp_path):
     shutil.copytree(experiment, tmp_path / "here")
     path = tmp_path / "here" / cells[0].results[0].relative_to(experiment)
-    path.write_text(path.read_text().splitlines()[0])
+    path.unlink()
     assert export_cells(tmp_path / "here", tmp_path / "rows.jsonl") == 1
     with pytest.raises(UserError, match="no complete results"):
         export_cells(tmp_path / "nothing", tmp_path / "rows.jsonl")

@@ -22,7 +22,7 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.mixers.softmax import Softmax
 from attnbench.model.building import build_model
 from attnbench.results.job import run_jobs
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
@@ -240,7 +240,7 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path
             patch.setattr(Checkpoints, "__call__", stopping(step, how))
             with pytest.raises(error):
                 run_jobs([own])
-        assert not is_complete(own.results)
+        assert not own.results.exists()
     assert numbers(rows(settings)) == expected
     assert steps(own) == steps(prepared(whole))
     assert weights(own) == weights(prepared(whole))
@@ -269,7 +269,7 @@ def test_a_stop_cuts_off_a_look_at_validation_data_which_is_made_again(call, tmp
         with pytest.raises(Interrupted) as caught:
             rows(own)
     assert caught.value.exit_code == 143
-    assert not is_complete(prepared(own).results)
+    assert not prepared(own).results.exists()
     assert numbers(rows(own)) == numbers(expected)
     assert steps(prepared(own)) == steps(prepared(probe_settings(tmp_path / "whole", copy_num_steps=12)))
 
@@ -284,7 +284,7 @@ def test_a_signal_during_the_last_step_ends_the_command_after_the_scores(tmp_pat
     settings = probe_settings(tmp_path)
     with pytest.raises(Interrupted, match="the same command"):
         run_jobs([prepared(settings)])
-    assert is_complete(prepared(settings).results)
+    assert prepared(settings).results.exists()
 
 
 def expect_failed(found: list[ResultRow], settings: RunSettings, status: str, reason: str) -> None:
@@ -365,7 +365,7 @@ def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(tmp_path):
     settings = replace(probe_settings(tmp_path), **settings_of("SeesTheFutureWithoutGradient"))
     with pytest.raises(UserError, match=r"^attn=mine: outputs up to position .* it is not trained"):
         rows(settings)
-    assert not is_complete(prepared(settings).results)
+    assert not prepared(settings).results.exists()
     assert not (prepared(settings).folder / "checkpoint").exists()
     found = rows(replace(settings, **settings_of("SeparateProjections")))
     assert all(row.measurement.status in ("ok", "not_reached") for row in found)

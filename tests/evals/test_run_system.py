@@ -23,7 +23,7 @@ from attnbench.machine import environment as environments
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
 from attnbench.results.job import run_jobs
-from attnbench.results.row_files import is_complete, read_results
+from attnbench.results.row_files import read_results
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
@@ -64,7 +64,7 @@ def battery(tmp_path_factory, alone) -> Path:
 def test_the_battery_is_all_evaluations_and_its_run_knows_where_they_are(battery, alone, capsys):
     rows = read_folders([battery])
     assert {row.identity.evaluation for row in rows} == {"training", *BATTERY}
-    assert all(map(is_complete, battery.parent.rglob("results/*.jsonl")))
+    assert all(map(read_results, battery.parent.rglob("results/*.jsonl")))
     failed = [row for row in rows if row.measurement.status not in ("ok", "not_reached")]
     # Three lengths are too few for memory's exponent on some systems, and nothing else may be missing.
     assert {row.measurement.metric for row in failed} <= {"growth_exponent", "perplexity"}
@@ -187,7 +187,7 @@ def test_a_measurement_that_breaks_off_is_made_again_as_a_whole(tmp_path, monkey
         patch.setattr(Throughput, "run", broken)
         with pytest.raises(RuntimeError):
             measured(own)
-    assert not is_complete(job(own).results)
+    assert not job(own).results.exists()
     assert (job(own).folder / "failed.txt").read_text().startswith("RuntimeError: broken")
     measured(own)
     assert len(read_results(job(own).results)) == 12

@@ -364,13 +364,6 @@ def test_only_the_files_of_the_record_are_used(experiment, tmp_path):
     assert found == {"copy", "recall", "perplexity", "throughput", "memory", "training", "profile"}
 
 
-def test_a_file_that_was_cut_off_is_used_and_named(experiment, tmp_path):
-    folder = shutil.copytree(experiment, tmp_path / "demo", ignore=shutil.ignore_patterns("report"))
-    path = folder / "cells" / "0-copy-seed0" / "results" / "rows.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
-    assert read_inputs(folder).incomplete == ["cells/0-copy-seed0/results/rows.jsonl"]
-
-
 @pytest.mark.usefixtures("without_charts")
 def test_few_seeds_decide_nothing_and_the_seeds_that_would_are_named(tmp_path):
     folder = write_experiment(tmp_path / "demo", seeds=2, evaluations=["recall"], record=False)

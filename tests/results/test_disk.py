@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from check_results import check
 from made_rows import IDENTITY
 from probe_settings import smoke_words
 from scripts_here import run_here
@@ -19,7 +20,7 @@ from attnbench.comparison.execute import run
 from attnbench.model import stored
 from attnbench.results.files import replace_file
 from attnbench.results.folder import recording
-from attnbench.results.row_files import ResultsWriter, is_complete, read_results
+from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.training.checkpoint import load_last, save_step
@@ -161,17 +162,9 @@ def test_a_file_with_other_names_is_replaced_and_they_keep_what_they_had(tmp_pat
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     # A log that is written on keeps what it had.
     assert (folder / "train.log").read_bytes().startswith((copy / "train.log").read_bytes())
-    # Cut off and made again, the file itself is there.
-    [path] = (folder / "results").glob("perplexity-*.jsonl")
-    path.write_bytes(path.read_bytes()[:1000])
-    os.link(path, tmp_path / "cut")
-    own.rerun = False
-    run(own)
-    assert is_complete(path)
-    assert (tmp_path / "cut").stat().st_size == 1000
 
 
-def test_results_are_on_the_disk_before_they_are_called_complete(tmp_path, monkeypatch):
+def test_results_are_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
     synced = []
 
     def watched(descriptor, sync=os.fsync):
@@ -183,8 +176,8 @@ def test_results_are_on_the_disk_before_they_are_called_complete(tmp_path, monke
     path = tmp_path / "results" / "perplexity.jsonl"
     with ResultsWriter(path, IDENTITY) as writer:
         writer.write(Measurement(metric="loss", value=1, unit="nats"))
-    lines = path.read_text().splitlines(keepends=True)
-    assert synced == [(path, lines[0]), (path, "".join(lines)), (path.parent, None)]
+    [(written, text), folder] = synced
+    assert (written.parent, text, folder) == (path.parent, path.read_text(), (path.parent, None))
 
 
 def test_a_full_disk_ends_the_scripts_in_one_line(tmp_path, monkeypatch):
@@ -234,9 +227,9 @@ def test_an_error_of_a_replacement_names_the_file_that_the_user_knows(tmp_path):
 
 
 def read_or_refused(path: Path) -> list[ResultRow] | None:
-    """The rows of a file that calls itself complete; None where it does not, or is refused by its name."""
+    """The rows of a file; None where it is refused by its name."""
     try:
-        return read_results(path) if is_complete(path) else None
+        return read_results(path)
     except UserError as error:
         return None if str(path) in str(error) and "\n" not in str(error) else []
 
@@ -254,7 +247,7 @@ def test_no_bit_of_a_complete_results_file_changes_a_row_unseen(tmp_path):
         assert read_or_refused(path) in (None, rows), f"byte {position}"
     for length in chance.sample(range(len(content) - 1), 60):
         path.write_bytes(content[:length])
-        assert not is_complete(path)
+        assert read_or_refused(path) is None
 
 
 def test_a_torn_line_amid_metrics_is_refused_and_the_rows_after_it_stay(tmp_path):
@@ -271,3 +264,17 @@ def test_a_torn_line_amid_metrics_is_refused_and_the_rows_after_it_stay(tmp_path
         with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
             MetricsLog(path, 3)
         assert path.read_bytes() == damaged
+
+
+def test_files_that_were_cut_off_in_place_are_found_and_removed(tmp_path, capsys):
+    paths = [tmp_path / "run" / "results" / f"{name}-01234567.jsonl" for name in ("cut", "altered", "whole")]
+    paths[0].parent.mkdir(parents=True)
+    for path in paths:
+        with ResultsWriter(path, IDENTITY) as writer:
+            writer.write(Measurement(metric="loss", value=1, unit="nats"))
+    paths[0].write_text(paths[0].read_text().splitlines()[0])
+    paths[1].write_text(paths[1].read_text().replace('"value": 1', '"value": 2'))
+    assert check(tmp_path, remove=False) == 2
+    assert check(tmp_path, remove=True) == 2
+    assert sorted(paths[0].parent.iterdir()) == sorted(paths[1:])
+    assert "altered after it was written" in capsys.readouterr().out

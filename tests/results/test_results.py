@@ -14,7 +14,7 @@ from small import identity_of
 
 from attnbench.results.files import read_once, replace_file
 from attnbench.results.numbers import format_interval, format_number, format_within
-from attnbench.results.row_files import ResultsWriter, is_complete, read_results
+from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, table_of, write_csv
 from attnbench.results.rows import Measurement, ResultRow, same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, comparison_tables, print_table
@@ -73,14 +73,13 @@ def test_measurement_refuses_contradictions(changes, message):
 
 def test_a_row_with_a_setting_of_another_type_is_one_line(results):
     path, lines = results
-    path.write_text(lines[0].replace('"settings": {', '"settings": {"chance": null, ') + "\n")
+    path.write_text("\n".join([lines[0].replace('"settings": {', '"settings": {"chance": null, '), *lines[1:]]) + "\n")
     with pytest.raises(UserError, match=r"perplexity\.jsonl:1: perplexity: settings\.chance=null: must be a number"):
-        read_results(path, allow_incomplete=True)
+        read_results(path)
 
 
 def test_rows_come_back_as_written(results):
     path, lines = results
-    assert is_complete(path)
     digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
     ending = json.loads(lines[-1])
     assert timedelta() <= datetime.now(UTC) - datetime.fromisoformat(ending.pop("started")) < timedelta(minutes=10)
@@ -92,28 +91,22 @@ def test_rows_come_back_as_written(results):
     assert all(r.identity == IDENTITY for r in rows)
 
 
-def test_a_row_is_in_the_file_before_the_next_is_known(tmp_path):
-    path = tmp_path / "r.jsonl"
-    writer = ResultsWriter(path, IDENTITY)
-    writer.write(perplexity())
-    assert not is_complete(path)
-    assert len(read_results(path, allow_incomplete=True)) == 1
-    writer.close()
-
-
-def test_an_exception_leaves_the_file_incomplete(tmp_path):
+def test_a_results_file_has_its_name_once_it_is_complete(tmp_path):
     path = tmp_path / "r.jsonl"
 
-    def cut_off():
+    def written(error=None):
         with ResultsWriter(path, IDENTITY) as writer:
             writer.write(perplexity())
-            raise RuntimeError
+            assert not path.exists()
+            if error is not None:
+                raise error
 
+    written()
+    assert [*tmp_path.iterdir()] == [path]
+    # What is measured again is gone once that has begun.
     with pytest.raises(RuntimeError):
-        cut_off()
-    assert not is_complete(path)
-    with pytest.raises(UserError, match=r"r\.jsonl:2: the end lacks the record"):
-        read_results(path)
+        written(RuntimeError())
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_is_read_once_until_it_is_written_to(tmp_path):
@@ -152,19 +145,15 @@ def test_an_error_of_a_file_that_is_read_once_is_not_kept(tmp_path):
     assert length(path) == 3
 
 
-def test_no_file_is_not_complete(tmp_path):
-    assert not is_complete(tmp_path / "none.jsonl")
+def test_a_file_that_is_missing_or_cut_off_is_named(results, tmp_path):
     with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
         read_results(tmp_path / "none.jsonl")
-
-
-def test_a_torn_last_line_is_named_and_the_rows_before_can_be_had(results):
     path, lines = results
-    path.write_text("\n".join([*lines[:2], lines[2][:40]]))
-    assert not is_complete(path)
-    with pytest.raises(UserError, match=r"perplexity\.jsonl:3: the end is torn"):
-        read_results(path)
-    assert [r.measurement.value for r in read_results(path, allow_incomplete=True)] == [3.5, 1]
+    damages = {":3: the end is torn": "\n".join([*lines[:2], lines[2][:40]]), ":2: the end lacks": lines[0]}
+    for where, text in damages.items():
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"perplexity.jsonl{where}.*once it is removed, .* makes it again"):
+            read_results(path)
 
 
 @pytest.mark.parametrize(
@@ -179,12 +168,11 @@ def test_a_torn_last_line_is_named_and_the_rows_before_can_be_had(results):
         (lambda lines: [lines[0].replace('"value": 3.5', '"value": NaN'), *lines[1:]], ":1: .*not finite"),
     ],
 )
-@pytest.mark.parametrize("allow_incomplete", [False, True])
-def test_an_altered_file_is_refused_by_name_and_line(results, damage, message, allow_incomplete):
+def test_an_altered_file_is_refused_by_name_and_line(results, damage, message):
     path, lines = results
     path.write_text("\n".join(damage(lines)) + "\n")
     with pytest.raises(UserError, match=r"perplexity\.jsonl" + message):
-        read_results(path, allow_incomplete=allow_incomplete)
+        read_results(path)
 
 
 def test_csv_has_the_columns_of_the_specification_in_order(results, tmp_path):

@@ -29,6 +29,7 @@ from attnbench.cli.compose import compose
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison.cells import Cell
 from attnbench.comparison.imports import import_cells
+from attnbench.comparison.program import ask_for
 from attnbench.comparison.transfer import export_cells
 from attnbench.data.texts import find_user_texts, read_text
 from attnbench.model.stored import load_model
@@ -263,7 +264,7 @@ class Results(Kind):
         job.folder = outputs / "little" / FOLDER
         cell = Cell(label="copy softmax", jobs=(job,))
         return SimpleNamespace(
-            folder=outputs / "little", searches=lambda: [cell], all_searches=list, timed=list, settings=None
+            folder=outputs / "little", programs=lambda found: [ask_for([cell])], scores=[], timed=list, settings=None
         )
 
     def _metrics(self) -> bytes:

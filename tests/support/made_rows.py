@@ -41,4 +41,4 @@ def inputs_of(rows, variants, **protocol):
     """Inputs of a report on a comparison of `variants` that left these rows."""
     given = {"plan": "made", "command": "", "rank": [], "reference": None, "files": None, **protocol}
     known = Protocol(variants=list(variants), **given)
-    return Inputs(rows=list(rows), control=[], protocol=known, environments={}, incomplete=[], folders={})
+    return Inputs(rows=list(rows), control=[], protocol=known, environments={}, folders={})

@@ -168,7 +168,6 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
     ]
     failures = inputs.protocol.failures
     lines += [(entry.get("cell", NOTHING), NOTHING, "all", "failed", entry.get("reason", "")) for entry in failures]
-    lines += [(name, NOTHING, "its last rows", "cut off", "the file lacks its end") for name in inputs.incomplete]
     if not lines:
         return [Note("Nothing: every measurement has a number.", kind="")]
     headers = ["Variant", "Where", "What", "Status", "Reason"]

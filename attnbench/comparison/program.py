@@ -1,0 +1,150 @@
+"""A plan as programs: generators that ask for runs and are answered by their rows; a driver carries them out.
+
+A program does not know how its runs are made, or if they were made before. It asks for the same runs again freely: the
+driver runs each once.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from attnbench.comparison.cells import Cell
+from attnbench.machine.processes import Outcome
+from attnbench.results.row_files import read_results
+from attnbench.results.rows import ResultRow
+from attnbench.settings.errors import UserError
+
+T = TypeVar("T")
+
+Rows = list[ResultRow]
+"""Rows of a finished run; those of a training that diverged say so."""
+
+Stack = tuple[Cell, ...]
+"""Runs that one process makes, several as one training."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Answer in place of rows: a run left no results, or they cannot be read."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Answer in place of rows: the run is not there, and is not to be made now."""
+
+
+Answer = Rows | Failure | Unknown
+Program = Generator[list[Cell], list[Answer], T]
+"""A yield is one call: the runs that are needed next."""
+
+
+class Undecided(Exception):  # noqa: N818
+    """A program cannot go on, as a run has no rows."""
+
+    def __init__(self, cell: Cell, answer: Failure | Unknown) -> None:
+        super().__init__(f"{cell.label}: has no results, so no learning rate can be chosen")
+        self.has_failed = isinstance(answer, Failure)
+
+
+Execute = Callable[[list[Stack], Callable[[], list[Stack]]], Generator[Outcome[Stack], None, None]]
+"""Run stacks, and after each outcome those that the second argument then gives; yield the outcomes."""
+
+
+@dataclass
+class Driver:
+    """Carries programs out together; each goes on once its own runs are answered, whatever the others wait for."""
+
+    answers: dict[Path, Answer] = field(default_factory=dict)
+    """By folder, the runs that are answered."""
+    rerun: bool = False
+    """Finished runs are made again, once."""
+    may_run: Callable[[Cell], bool] = lambda cell: False
+    """False for a run that is Unknown unless it is finished; a driver that runs nothing records what is asked."""
+    stacks: Callable[[list[Cell]], list[Stack]] = lambda cells: [(cell,) for cell in cells]
+    """Groups the runs of one call, the finished ones too, so that a plan that goes on has the same stacks."""
+    before: Callable[[Cell], None] = lambda cell: None
+    """Called before a run is looked for."""
+    on_asked: Callable[[list[Cell], list[Cell]], None] = lambda asked, finished: None
+    """Told of the runs that programs ask for, each once, and of the finished ones among them."""
+    asked: dict[Path, Cell] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reasons of failed runs, by label."""
+    _going: list[tuple[Program[None], list[Cell] | None]] = field(default_factory=list)
+    """Programs and the call that each waits for; None before its first."""
+
+    def run(self, programs: Iterable[Program[None]], execute: Execute | None = None) -> None:
+        """Carry programs out to their ends.
+
+        Args:
+            execute: None where nothing may run.
+        """
+        self._going = [(program, None) for program in programs]
+        while stacks := self.step():
+            assert execute is not None, "something may run"
+            with closing(execute(stacks, self.step)) as outcomes:
+                for outcome in outcomes:
+                    self._take(outcome)
+
+    def step(self) -> list[Stack]:
+        """Let programs go on as far as they are answered, and return what they ask for that has to run."""
+        going, self._going, stacks, asked = self._going, [], [], []
+        for program, call in going:
+            while call is None or all(cell.folder in self.answers for cell in call):
+                try:
+                    answered = [self.answers[cell.folder] for cell in call or ()]
+                    call = next(program) if call is None else program.send(answered)
+                except StopIteration:
+                    break
+                new = [cell for cell in call if cell.folder not in self.asked]
+                self.asked |= {cell.folder: cell for cell in new}
+                asked += new
+                for cell in new:
+                    answer = self.answers[cell.folder] if cell.folder in self.answers else self._known(cell)
+                    if answer is not None:
+                        self._answer(cell, answer)
+                if any(cell.folder not in self.answers for cell in new):
+                    stacks += self.stacks(new)
+            else:
+                self._going.append((program, call))
+        self.on_asked(asked, [cell for cell in asked if cell.folder in self.answers])
+        left = (tuple(cell for cell in stack if cell.folder not in self.answers) for stack in stacks)
+        return [stack for stack in left if stack]
+
+    def _known(self, cell: Cell) -> Answer | None:
+        """Answer without a run; None: it has to run."""
+        self.before(cell)
+        may_run = self.may_run(cell)
+        if not cell.is_done() or (self.rerun and may_run):
+            return None if may_run else Unknown()
+        return read_or_failure(cell.results)
+
+    def _take(self, outcome: Outcome[Stack]) -> None:
+        for cell in outcome.item:
+            # What a rerun leaves as it was says nothing of this time.
+            if cell.is_done() and (outcome.error is None or not self.rerun):
+                self._answer(cell, read_or_failure(cell.results))
+            else:
+                self._answer(cell, Failure(outcome.error or f"it left no {cell.results[0].name}"))
+
+    def _answer(self, cell: Cell, answer: Answer) -> None:
+        self.answers[cell.folder] = answer
+        if isinstance(answer, Failure):
+            self.failures[cell.label] = answer.reason
+
+
+def read_or_failure(paths: Iterable[Path]) -> Rows | Failure:
+    """Read results; a Failure where one was altered, with the remedy."""
+    try:
+        return [row for path in paths for row in read_results(path)]
+    except UserError as error:
+        return Failure(str(error))
+
+
+def ask_for(cells: Sequence[Cell]) -> Program[None]:
+    """Ask for runs in one call."""
+    if cells:
+        yield list(cells)

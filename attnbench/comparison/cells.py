@@ -1,4 +1,4 @@
-"""Cells: the units that a comparison runs, each a training or a measurement, complete by its results files alone."""
+"""Cells: the units that a comparison runs, each a training or a measurement."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +24,7 @@ from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, Ru
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Cell:
-    """Jobs of one folder, to be run by one process."""
+    """Jobs of one folder, run by one process."""
 
     label: str
     """Name for people: recall linear, num_pairs 16, lr 0.03, seed 0."""
@@ -32,10 +32,10 @@ class Cell:
     """A training and the evaluations of its checkpoints, or one job."""
     rate: float = 0.0
     is_timed: bool = False
-    """True where it runs alone on its device, in a process that did nothing else."""
+    """It runs alone on its device, in a fresh process."""
     shares_device: bool = field(default=False, compare=False)
     in_stack: bool = False
-    """True where stacks were asked for, be it one of one."""
+    """The plan asks for stacks, even if this one has a single member."""
 
     @property
     def group(self) -> str:
@@ -51,16 +51,12 @@ class Cell:
         return tuple(job.results for job in self.jobs)
 
     def is_done(self) -> bool:
-        """True where all its results are there; those of a training that failed say so."""
+        """Tell if all its results exist; those of a failed training say so."""
         return all(map(is_done, self.jobs))
 
 
 def execute(cell: Cell) -> None:
-    """Run a cell in this process.
-
-    Raises:
-        UserError, Interrupted: as `results.job.run_jobs`.
-    """
+    """Run a cell in this process."""
     run_jobs(cell.jobs, shares_device=cell.shares_device)
 
 
@@ -75,7 +71,7 @@ def execute_together(cells: Sequence[Cell]) -> None:
 
 
 def gpus_and_workers(settings: ComparisonSettings) -> tuple[list[str], int]:
-    """Name the GPUs that workers are spread over, none where they see the one device; and count cells at a time."""
+    """Name the GPUs that workers are spread over, none for a single device, and count the cells at a time."""
     gpus = all_gpus(resolve_device(settings.device)) if settings.plan.devices == "all" else []
     return gpus, settings.plan.num_workers * max(1, len(gpus))
 
@@ -94,15 +90,14 @@ def run_here(
 
     Args:
         log: file of their output.
-        number: cells of `stacks`, and of those that `more` will give.
-        idle: workers of former calls, and for later ones.
-        more: asked, once an outcome was taken, for stacks that it has made known; they run before those that wait.
+        number: cells of `stacks` and of those that `more` will return.
+        idle: workers kept between calls.
+        more: called after each outcome; its stacks run before the waiting ones.
     """
     gpus, at_a_time = gpus_and_workers(settings)
     num_workers = max(1, min(max(1, len(gpus)) if is_timed else at_a_time, number))
     shares = num_workers > max(1, len(gpus))
-    # Workers share the cores, also where a GPU does the work: eight of them on 32 cores had 256 threads. There a worker
-    # has as many however few cells there are, so that it is kept for a later call.
+    # Workers share the cores. On a GPU the share does not depend on the number of cells, so that workers are reused.
     sharing = num_workers if is_timed or resolve_device(settings.device).type == "cpu" else at_a_time
 
     def given(stacks: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
@@ -127,7 +122,6 @@ def _growing(
     waiting: deque[tuple[Cell, ...]],
     more: Callable[[], Sequence[tuple[Cell, ...]]],
 ) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
-    """Yield outcomes, and put the stacks that each has made known in front of those that wait."""
     with closing(outcomes):
         for outcome in outcomes:
             yield outcome
@@ -135,7 +129,7 @@ def _growing(
 
 
 def system_cell(job: SystemJob, corpus: str | None = None) -> Cell:
-    """One system evaluation of one variant, and the name of its corpus where it is one of several."""
+    """Return the cell of a system evaluation, named by its corpus if there are several."""
     return Cell(label=on_corpus(job.label, corpus), jobs=(job,), is_timed=True)
 
 
@@ -148,7 +142,7 @@ class ByKind(NamedTuple):
 
 
 def by_kind(settings: RunSettings) -> ByKind:
-    """Sort evaluations: those that read checkpoints, those that train probes, and those of the system."""
+    """Sort evaluations by what they need."""
     groups: dict[type, list[EvaluationSettings]] = {CheckpointEvaluation: [], Probe: [], SystemEvaluation: []}
     for evaluation in settings.evaluations:
         cls = resolve(evaluation.target, Evaluation)

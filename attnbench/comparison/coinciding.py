@@ -13,13 +13,12 @@ Shared = dict[str, dict[str, str]]
 
 
 def shared_cells(variants: Mapping[str, Variant]) -> Shared:
-    """List the variants that share the cells of another, the first of them, by evaluation, TRAINING among these.
+    """List the variants that share the cells of an earlier one, by evaluation (TRAINING is one).
 
-    In evaluations of what a mixer can do those are one whose model computes one function, in evaluations of the system
-    those alone whose kernels are one too.
+    Trained models are shared if they compute the same function, system evaluations only with the same kernel.
 
     Raises:
-        UserError: two variants are one model by one kernel in every evaluation, and nothing would be compared.
+        UserError: two variants are the same model with the same kernel in every evaluation.
     """
     models, functions = {}, {}
     for name, variant in variants.items():
@@ -42,7 +41,7 @@ def shared_cells(variants: Mapping[str, Variant]) -> Shared:
 
 
 def _hashes(variant: Variant) -> tuple[dict[str, str], dict[str, str]]:
-    """Hashes of a variant's model and of its function, by evaluation; the rates of its search are part of both."""
+    """Hash a variant's model and its function by evaluation, both with the grid of rates."""
     models, functions = {}, {}
     if variant.kinds.of_checkpoints:
         options = [[entry.name, entry.target, entry.options] for entry in variant.kinds.of_checkpoints]

@@ -1,7 +1,6 @@
-"""Run of a plan: each of its cells once, then one record and one report.
+"""Run of a plan: searches and scores several cells at a time, then timed cells alone; one record and one report.
 
-Learning rates are searched, and what they were searched for is scored, several cells at a time; what is timed runs last
-and alone, each cell in a fresh process. What is there is not run again, so a comparison that was cut off goes on.
+Finished cells are not run again, so that an interrupted comparison resumes.
 """
 
 import logging
@@ -43,7 +42,7 @@ from attnbench.training.wandb import beside, choose_mode
 log = logging.getLogger(__name__)
 
 OWN_LAYER = "+plan.variants.mine=['attn=module','attn.path=my_layer:MyLayer']"
-"""Word that adds a user's layer to a plan."""
+"""Override that adds a user's layer to a plan."""
 
 
 def compare(settings: ComparisonSettings, compose: Compose) -> Path:
@@ -53,9 +52,8 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         compose: from the words of an attnbench train command line to its settings.
 
     Raises:
-        UserError: another process is at this plan, it was frozen and is changed now, it cannot be frozen, nothing could
-            be run, cells failed (after the others were run and the report was written, or listed by a dry run), or
-            wandb is to be online and cannot be.
+        UserError: another process runs this plan; it was changed after it was frozen, or cannot be frozen; cells failed
+            (after the others ran and the report was written); or wandb cannot be reached.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)
@@ -74,7 +72,6 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
 
 
 def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
-    """Run the cells that are not done, and show what all of them came to."""
     comparison = Comparison(settings, compose)
     if settings.freeze:
         path = freeze(comparison)
@@ -86,7 +83,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
             )
         return folder
     is_frozen = check_frozen(comparison)
-    # Asked now, so that a mode that cannot be is refused before hours of work and not after.
+    # An impossible mode is refused before hours of work.
     mode = "none" if settings.plan.dry_run else choose_mode(settings.logger)[0]
     files = run_cells(comparison, is_frozen=is_frozen)
     if settings.plan.dry_run:
@@ -106,7 +103,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
 def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     """Run the cells that are not done, write comparison.json, and return the results of all that are."""
     settings, folder = comparison.settings, comparison.folder
-    # Not when it was made: findings are made all ahead. How long it took is never read off a clock that can be set.
+    # The duration is not read off a clock that can be set.
     started, mark = datetime.now(UTC), time.monotonic()
     begin_sitting()
     recorded, known = comparison.recorded()
@@ -121,7 +118,6 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     if settings.launcher == "local":
         log.info(f"{_at_a_time(settings)[0]} at a time, timed ones alone; their output: {folder}/output.log")
     progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
-    # Of a finished run nothing is read twice.
     answers: dict[Path, Answer] = {path: it for path, it in known.answers.items() if isinstance(it, list)}
     driver = Driver(
         answers=answers if not settings.rerun else {},
@@ -132,7 +128,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     counted, found, is_over = {cell.folder for cell in (*searched, *timed)}, Found(), False
 
     def on_asked(asked: list[Cell], finished: list[Cell]) -> None:
-        # The scored cells were counted ahead, until a look asks for more of them.
+        # Scored cells are counted from the beginning, until a look adds seeds.
         if not comparison.num_seeds:
             counted.update(cell.folder for cells in found.scored.values() for cell in cells)
         progress.add([cell for cell in comparison.wanted(asked) if cell.folder not in counted])
@@ -152,13 +148,13 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
             is_over = True
             driver.run([ask_for(comparison.timed())], partial(execute, is_timed=True))
         finally:
-            # Also after a cut, so that there is a report. Before a score is there a former record says more.
+            # Also after an interruption, so that there is a report.
             comparison.settle(*comparison.recorded(driver.answers))
             comparison.failures |= driver.failures
             for score in comparison.scores if is_over else ():
                 if score.name in found.undecided and comparison.is_wanted(score.evaluation):
                     comparison.fail(score.name, str(found.undecided[score.name]))
-            # Of all evaluations, whichever of them were to run now: of the others it has what is there.
+            # Before the first score the former record says more.
             if is_over or comparison.results_of(comparison.shown()):
                 write_record(comparison, started, time.monotonic() - mark)
     return comparison.results_of(comparison.shown())
@@ -174,11 +170,11 @@ def _execute(
     is_timed: bool = False,
     num_timed: int = 0,
 ) -> Generator[Outcome[Stack], None, None]:
-    """Run stacks: timed ones alone on their device, others `num_workers` at a time on each, by workers that stay.
+    """Run stacks on this host or the cluster, and report each outcome.
 
     Args:
-        more: asked after each outcome on this host; on a cluster the next job has what it gives.
-        num_timed: cells that are left for a later call.
+        more: called after each outcome on this host; a cluster gets its stacks as the next array job.
+        num_timed: cells left for the timed call.
     """
     settings = comparison.settings
     _compile(settings, stacks)
@@ -198,8 +194,9 @@ def _execute(
     if settings.launcher == "slurm":
         outcomes = run_on_slurm(settings, stacks, comparison.folder, is_timed=is_timed)
     else:
-        if is_timed:
-            _check_host(comparison)
+        # Timings from two hosts cannot share a table.
+        if is_timed and (reason := different_host(comparison.folder / ".slurm", anew=settings.rerun)):
+            raise UserError(reason)
         output = comparison.folder / "output.log"
         outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, number=number, idle=idle, more=more_here)
     with closing(outcomes):
@@ -215,33 +212,26 @@ def _compile(settings: ComparisonSettings, stacks: list[Stack]) -> None:
         compiled(list(chain(*stacks)), _num_devices(settings))
 
 
-def _check_host(comparison: Comparison) -> None:
-    """Raise UserError where a node of a cluster has measured what this host was to add to."""
-    reason = different_host(comparison.folder / ".slurm", anew=comparison.settings.rerun)
-    if reason is not None:
-        raise UserError(reason)
-
-
 def _at_a_time(settings: ComparisonSettings) -> tuple[int, int]:
-    """Count the cells that run at a time, of those that are not timed, and of those that are."""
+    """Count the cells that run at a time: untimed, timed."""
     num_devices = _num_devices(settings)
     return num_devices * settings.plan.num_workers, 1 if settings.launcher == "slurm" else num_devices
 
 
 def _num_devices(settings: ComparisonSettings) -> int:
-    """Count the devices that cells are spread over; a cluster's task counts as one."""
+    """Count the devices that cells are spread over; a task of a cluster counts as one."""
     return settings.slurm.tasks if settings.launcher == "slurm" else max(1, len(gpus_and_workers(settings)[0]))
 
 
 def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
-    """Print the summary, write the report, show it in wandb; imports these two, which a comparison can go without."""
+    """Print the summary, write the report, show it in wandb."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
     print_comparison(read_inputs(folder))
     if settings.report:
         from attnbench.report.page import write_report
 
         log.info(f"report, for a browser: {write_report(folder)}")
-    # A frozen plan takes no other; a factorial's parts are named for every variant.
+    # A frozen plan takes no other variant; a factorial names its parts for each.
     if not is_frozen and not plan.factors:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
         log.info(f'  {settings.command} "{OWN_LAYER}"')

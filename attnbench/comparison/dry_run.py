@@ -1,4 +1,4 @@
-"""Dry run of a plan: its cells, and about how long they take here."""
+"""Dry run of a plan: its cells, and an estimate of their time here."""
 
 import logging
 import statistics
@@ -13,30 +13,27 @@ import torch
 from attnbench.comparison.cells import Cell, gpus_and_workers
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Kind, kind_of
-from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import synchronize
 from attnbench.machine.timing import attempt
 from attnbench.settings.errors import UserError, one_line
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
-from attnbench.training.job import TrainingJob
 from attnbench.training.loop import train
-from attnbench.training.run import Training
+from attnbench.training.run import TrainedJob
 from attnbench.training.step import StepReport
 
 log = logging.getLogger(__name__)
 
 TRIAL_STEPS = 4
-"""Steps that are timed to estimate a training; the first, which compiles, counts once."""
+"""Timed steps of a training; the first, which compiles, counts once."""
 
 TRIAL_SEQUENCES, TRIAL_SECONDS = 4, 1.0
-"""Sequences of a step that is timed on a CPU, where the time of a large model's grows with them; and seconds that a
-step of the whole batch may take by that, so that it is timed itself."""
+"""On a CPU a step with few sequences is timed first; if the whole batch takes less than so many seconds by that, it is
+timed itself."""
 
 
 def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
-    """List what would run, what is done, and about how long the rest takes here; scored trainings by number alone whose
-    rates are not chosen yet."""
+    """List finished and remaining cells and estimate the time; scored cells without a rate are counted only."""
     scored = comparison.wanted(comparison.scored)
     left: Counter[Kind] = Counter()
     for cell in (*searches, *scored, *timed):
@@ -71,13 +68,13 @@ def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence
 
 
 def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Seconds that a comparison waits for a training, by its group and name, a unit of its kind's size.
+    """Return the seconds that a comparison waits for a training per unit of size, by group and name.
 
-    One whose steps raise an error is recorded as failed.
+    A training whose steps raise an error is recorded as failed.
     """
     seconds: dict[tuple[str, str], float] = {}
     (gpus, workers), threads = gpus_and_workers(comparison.settings), torch.get_num_threads()
-    # As the workers will share the cores.
+    # The workers share the cores.
     torch.set_num_threads(max(1, threads // workers))
     try:
         for job in (score.prepared for score in comparison.scores):
@@ -86,37 +83,36 @@ def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[
                 try:
                     one = attempt(lambda job=job: _seconds_of(job)) if job.matched is not None else None
                 except Exception as error:
-                    # As in a worker: whatever is wrong with a mixer, the others are listed and timed.
+                    # Any error of a mixer leaves the others to be listed and timed.
                     comparison.fail(kind.name, str(error) if isinstance(error, UserError) else one_line(error))
                     one = None
                 # A GPU's workers take turns.
                 at_a_time = workers if job.device.type == "cpu" else max(1, len(gpus))
-                # What cannot be built, fails or does not fit takes no time.
                 seconds[kind.group, kind.name] = one / kind.size / at_a_time if isinstance(one, float) else 0.0
     finally:
         torch.set_num_threads(threads)
     return seconds
 
 
-def _seconds_of(job: TrainingJob | ProbeJob) -> float:
-    """Estimate the seconds of a whole training, should it make all its steps, from its first ones."""
-    training = job.training()
+def _seconds_of(job: TrainedJob) -> float:
+    """Estimate the seconds of all steps of a training from its first ones."""
+    batch_size = job.train.batch_size
     if job.device.type != "cpu":
-        first, step = _time_steps(training, training.settings.batch_size)
-        return first + training.num_steps * step
-    number = min(TRIAL_SEQUENCES, training.settings.batch_size)
-    _, few = _time_steps(training, number)
-    step = few * training.settings.batch_size / number
+        first, step = _time_steps(job, batch_size)
+        return first + job.num_steps * step
+    number = min(TRIAL_SEQUENCES, batch_size)
+    _, few = _time_steps(job, number)
+    step = few * batch_size / number
     # Most of a small model's step is the same for any number of sequences.
     if step < TRIAL_SECONDS:
-        _, step = _time_steps(training, training.settings.batch_size)
-    return training.num_steps * step
+        _, step = _time_steps(job, batch_size)
+    return job.num_steps * step
 
 
-def _time_steps(training: Training, num_sequences: int) -> tuple[float, float]:
-    """Time a training's first steps, with some of its batch's sequences: seconds of the first, and of a later one."""
-    settings, device = training.settings, training.device
-    batch, state = training.batches(0).rows(slice(num_sequences)), TrainState.fresh(training.build())
+def _time_steps(job: TrainedJob, num_sequences: int) -> tuple[float, float]:
+    """Time the first steps with part of a batch: seconds of the first, and of a later one."""
+    settings, device = job.train, job.device
+    batch, state = job.trial_batch().rows(slice(num_sequences)), TrainState.fresh(job.build())
     at_once = settings.micro_batch_size if num_sequences == settings.batch_size else None
     marks = [time.perf_counter()]
 
@@ -128,11 +124,11 @@ def _time_steps(training: Training, num_sequences: int) -> tuple[float, float]:
         state,
         lambda step: batch,
         replace(settings, batch_size=num_sequences, micro_batch_size=at_once),
-        precision=training.record.precision,
+        precision=job.record().precision,
         num_steps=TRIAL_STEPS,
         hooks=[mark],
-        compiled=training.compiled,
-        captured=training.captured,
+        compiled=job.compiled,
+        captured=job.captured,
     )
     first, *later = [after - before for before, after in pairwise(marks)]
     return first, statistics.median(later)

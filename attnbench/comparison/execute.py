@@ -1,8 +1,9 @@
-"""The commands attnbench train and attnbench evaluate: one language model, and any evaluations of its mixer."""
+"""The commands attnbench train and attnbench evaluate: a language model and evaluations of its mixer."""
 
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from attnbench.comparison.search import Found, rate_and_scores, scores_of_probe
 from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_jobs
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import resolve_device, start_afresh
-from attnbench.machine.group import Group, device_type_of, join
+from attnbench.machine.group import device_type_of, join
 from attnbench.machine.processes import Outcome, run_alone
 from attnbench.machine.ranks import ALONE, ranks_here
 from attnbench.machine.signals import interruptible
@@ -35,47 +36,41 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: RunSettings) -> Path:
-    """Train, unless a finished run of the same settings is there, and evaluate; returns the run's folder.
+    """Train, unless a finished run of the same settings exists, and evaluate; return the run's folder.
 
-    What needs no checkpoint (probes, speed, memory) has folders of its own under cells/. Among processes that torchrun
-    has started this one trains its share of the language model; that of rank 0 does all else.
+    Evaluations without a checkpoint (probes, speed, memory) have folders under cells/. Under torchrun, every process
+    trains its share of the language model, and rank 0 does everything else.
 
     Raises:
-        UserError: a corpus that cannot be read, a training that diverged, a damaged checkpoint, a process of torchrun's
-            that has ended.
+        UserError: an unreadable corpus, a training that diverged, a damaged checkpoint, a process that has ended.
         Interrupted: a signal asked to stop, and the state is kept.
     """
-    ranks = ranks_here()
-    if ranks == ALONE:
-        return _run(settings)
-    check_ranks(settings.train, ranks)
-    group = join(ranks, device_type_of(settings.device, ranks))
-    if ranks.follows:
-        follow(group, settings)
-        return Path(settings.outputs_dir)
-    with leading(group):
-        return _run(settings, group)
-
-
-def _run(settings: RunSettings, group: Group | None = None) -> Path:
-    kinds = by_kind(settings)
-    run = prepare(replace(settings, evaluations=kinds.of_checkpoints))
-    for line in warnings_of(settings.mixer):
-        log.warning(line)
-    # A run that another process trains is not waited for, one that is only evaluated is.
-    run_jobs(language_model_jobs(run, group), waits=is_final(run.checkpoints))
-    _run_cells(run, settings, kinds)
+    ranks, group = ranks_here(), None
+    if ranks != ALONE:
+        check_ranks(settings.train, ranks)
+        group = join(ranks, device_type_of(settings.device, ranks))
+        if ranks.follows:
+            follow(group, settings)
+            return Path(settings.outputs_dir)
+    with leading(group) if group is not None else nullcontext():
+        kinds = by_kind(settings)
+        run = prepare(replace(settings, evaluations=kinds.of_checkpoints))
+        for line in warnings_of(settings.mixer):
+            log.warning(line)
+        # A run that another process trains is not waited for, one that is only evaluated is.
+        run_jobs(language_model_jobs(run, group), waits=is_final(run.checkpoints))
+        _run_cells(run, settings, kinds)
     return run.folder
 
 
 def evaluate_again(folder: Path, settings: RunSettings) -> Path:
-    """Evaluate a run that was trained before; only what is not there yet is measured.
+    """Run the evaluations of a trained model that have no results yet.
 
     Args:
-        settings: what the run's config.yaml says, with the evaluations wanted now and the device to use.
+        settings: of the run's config.yaml, with evaluations and device replaced.
 
     Raises:
-        UserError: no finished training is there, or its corpus cannot be found any more.
+        UserError: there is no finished training, or its corpus is missing.
     """
     kinds = by_kind(settings)
     run = reopen(folder, settings)
@@ -89,7 +84,7 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
 
 
 def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
-    """Run the evaluations that need no checkpoint, and keep in the run's folder where their results are."""
+    """Run the evaluations that need no checkpoint, and list their folders in the run's folder."""
     scores, found = [score for it in kinds.probes for score in scores_of_probe(settings, it)], Found()
     of_rate = [[other for other in scores if score in (other, other.source)] for score in scores if not score.source]
     driver = Driver(rerun=settings.rerun, may_run=lambda cell: True)
@@ -97,7 +92,7 @@ def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     for reason in driver.failures.values():
         raise UserError(reason)
     cells = [cell for score in scores for cell in found.scored[score.name]]
-    # What this process holds on the device would count against those that follow.
+    # Memory of this process would count against the following processes.
     start_afresh(resolve_device(settings.device))
     with interruptible("stopped; the same command goes on from what is finished"):
         for evaluation in kinds.system:
@@ -121,10 +116,7 @@ def _one_by_one(stacks: list[Stack], more: Callable[[], list[Stack]]) -> Generat
 
 
 def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
-    """Keep in the run's cells.txt where its other results are, one folder a line, from the experiment's folder.
-
-    Cells of an evaluation that was made again, with other settings, take the place of the former ones.
-    """
+    """List the folders of these cells in the run's cells.txt, in place of former cells of their evaluations."""
     path, experiment = folder / "cells.txt", folder.parent
     known = read_bounded(path, MAX_JSON_BYTES).splitlines() if path.exists() else []
     made_now = tuple(f"cells/{cell.group}-" for cell in cells)

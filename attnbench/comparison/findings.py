@@ -1,4 +1,4 @@
-"""Findings: each is run as a plan of its own, cell by cell as attnbench compare does, then decided and written."""
+"""Findings: each is run as a plan, then decided and written."""
 
 import json
 import logging
@@ -40,8 +40,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
     """Decide findings, print a line each, and write findings.json and the page; return their folder.
 
     Raises:
-        UserError: a finding that was named cannot run here, or was frozen and is changed now; or cells that cannot be
-            taken over, or written.
+        UserError: a named finding cannot run here, or was changed after it was frozen; or an import or export fails.
     """
     folder = Path(settings.outputs_dir) / TABLE
     if settings.exported is not None:
@@ -74,7 +73,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
 
 
 def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonSettings:
-    """Return a finding as settings of attnbench compare: each variant at the rates of the finding, nothing ranked."""
+    """Return a finding as settings of attnbench compare: each variant at its rates, nothing ranked."""
     words = {
         variant_at(name, rates, finding): [*variant.words, *starmap(_rate_word, rates.items())]
         for name, variant in finding.variants.items()
@@ -108,7 +107,7 @@ def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonS
 
 
 def _combined(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
-    """Yield each choice of one rate for every name; a window is of one name alone."""
+    """Yield each choice of one rate for every name."""
     return (dict(zip(rates, chosen, strict=True)) for chosen in product(*rates.values())) if rates else iter(())
 
 
@@ -117,12 +116,11 @@ def _rate_word(name: str, rate: float) -> str:
 
 
 def claim_of(finding: FindingSettings) -> dict[str, Any]:
-    """Return what is frozen of a finding: everything but how long it takes, which is known once it has run."""
+    """Return the frozen settings of a finding: all but its duration."""
     return {name: value for name, value in asdict(finding).items() if name != "minutes"}
 
 
 def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compose) -> Comparison | str:
-    """Resolve the cells of a finding, or say why it cannot run here."""
     device = resolve_device(settings.device).type
     if finding.needs:
         return f"needs {', '.join(finding.needs)}"
@@ -147,7 +145,6 @@ def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compos
 
 
 def _carried(settings: FindingsSettings, finding: FindingSettings) -> Path | None:
-    """The file of a finding's cells that is taken over; None: there is none."""
     path = Path(settings.imported or "") / finding.name / CELLS
     return path if settings.imported is not None and path.exists() else None
 
@@ -172,7 +169,6 @@ def _carry_out(
 
 
 def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
-    """Write the cells of each finding that has some, also of one that was cut off."""
     found = {name: folder.glob(f"{name}/**/results/*.jsonl") for name in names}
     written = {name: target / name / CELLS for name, paths in found.items() if any(paths)}
     if not written:

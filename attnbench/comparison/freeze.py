@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 FREEZE = "freeze.json"
 
 BLOCKS = Path("docs/results/SEEDS")
-"""Seeds that published tables have booked; of a checkout alone."""
+"""Seeds booked by published tables; in a checkout only."""
 
 MADE_BY = ("frozen", "commit", "dirty", "command")
-"""Entries of freeze.json that say who froze it, and when."""
+"""Entries of freeze.json on its origin."""
 
 BUDGETS = re.compile(r"\.budgets\.[^.]+$")
-"""Place of the steps of a preset's cells among the options of an evaluation."""
+"""Path of the budgets of a preset's cells in the options of an evaluation."""
 
 MISSING = object()
 
 MAX_VALUE_CHARACTERS = 60
-"""Longest value that a message quotes."""
+"""Longest value quoted in a message."""
 
 
 def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str, Any] | None = None) -> Path:
@@ -46,11 +46,11 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
 
     Args:
         table: name under which its seeds are booked; None: the plan's.
-        claim: of a finding, its settings, which are frozen too.
+        claim: settings of a finding, which are frozen too.
 
     Raises:
-        UserError: the plan is frozen, or has scores; a variant cannot run here; it has no seeds, or seeds that another
-            table has booked; or tests that no scores could make significant.
+        UserError: the plan is frozen already or has scores; a variant cannot run here; seeds are missing or booked by
+            another table; or a test could not become significant.
     """
     path = comparison.folder / FREEZE
     if path.exists():
@@ -90,7 +90,7 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
 
 
 def unbooked_seeds(comparison: Comparison) -> list[int]:
-    """Return the seeds of scores, the control's too, that are not among those booked for a table of this plan."""
+    """Return the scored seeds that are not booked for a table of this plan."""
     return outside_blocks(comparison.plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
 
 
@@ -123,14 +123,10 @@ def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None)
 
 
 def changed_since(comparison: Comparison, frozen: dict[str, Any], claim: dict[str, Any] | None = None) -> str | None:
-    """Say in what a plan is not what was frozen; None: it is that.
-
-    Args:
-        frozen: content of freeze.json.
-    """
+    """Name the first difference from the content of a freeze.json; None: there is none."""
     then = {name: value for name, value in frozen.items() if name not in (*MADE_BY, "plan")}
     if not _trains_text(comparison):
-        # Files of before have it, though no text is read, and the embedded one has another length with each Python.
+        # Former files have num_steps even if no text is read; it depends on the length of the embedded text.
         for variant in then.get("variants", {}).values():
             variant.pop("num_steps", None)
     now = json.loads(json.dumps(frozen_content(comparison, claim)))
@@ -142,7 +138,7 @@ def changed_since(comparison: Comparison, frozen: dict[str, Any], claim: dict[st
 
 
 def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Describe everything that a frozen plan may not change; the rates are not known yet."""
+    """Describe everything that a frozen plan may not change."""
     plan, primaries = comparison.plan, comparison.primaries()
     pairs = [(evaluation, first, second, primaries[evaluation]) for evaluation, first, second in comparison.family()]
     return {
@@ -161,7 +157,7 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
         "shared": comparison.shared_by_evaluation(),
         "variants": {name: _resolved(comparison, name) for name in comparison.variants},
         "rates": {score.name: list(score.grid) for score in comparison.scores},
-        **({"rates_in_full": RATES_IN_FULL} if _searches_in_stages(comparison) else {}),
+        **({"rates_in_full": RATES_IN_FULL} if any(score.first_stage for score in comparison.scores) else {}),
         "protocols": described_protocols(comparison),
         "cells": comparison.cells_to_score(),
         "timed": [cell.label for cell in comparison.timed()],
@@ -171,20 +167,19 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
 
 
 def described_protocols(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """Describe the present rules of each evaluation, with the name that rows have."""
+    """Describe the present protocol of each evaluation, with its id."""
     return {name: {"id": protocol_id(content), **content} for name, content in comparison.protocols().items()}
 
 
 def _trains_text(comparison: Comparison) -> bool:
-    """True where a plan trains language models, and not probes alone."""
     return any(score.evaluation == TRAINING for score in comparison.scores)
 
 
 def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Take other words of a variant for those that were frozen where they resolve to the same options and cells."""
+    """Accept other overrides of a variant if they resolve to the frozen options and cells."""
     if _difference(then.get("cells"), now["cells"]) is not None:
         return
-    # In a plan of probes alone no cell is of the language model that these describe.
+    # `mixers` and `model` describe the language model, which a plan of probes does not train.
     has_text = _trains_text(comparison) or bool(comparison.timed())
     free = ("words",) if has_text else ("words", "mixers", "model")
     claims = [content.get("claim") or {} for content in (then, now)]
@@ -195,13 +190,7 @@ def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, 
                 variant.update({entry: frozen.get(entry) for entry in entries})
 
 
-def _searches_in_stages(comparison: Comparison) -> bool:
-    """True where a search of a plan trains all rates for an epoch and some of them in full."""
-    return any(score.first_stage is not None for score in comparison.scores)
-
-
 def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:
-    """The options of a variant, as resolved on this machine."""
     run = comparison.variants[name].run
     return {
         "words": comparison.plan.variants[name],
@@ -215,7 +204,7 @@ def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:
 
 
 def scored_folders(folder: Path) -> list[Path]:
-    """List the folders of cells that are no search's, finished or only begun."""
+    """List the folders of scored or timed cells, finished or begun."""
     places = [f"{place}{name}" for place in ("*", "cells/*") for name in ("/config.yaml", "/results")]
     folders = {path.parent for place in places for path in folder.glob(place)}
     seeds = {path: re.search(r"-seed(\d+)-", path.name) for path in folders}
@@ -223,7 +212,6 @@ def scored_folders(folder: Path) -> list[Path]:
 
 
 def _difference(then: Any, now: Any) -> str | None:
-    """Say what was frozen otherwise than it is; None: nothing."""
     found = first_difference(then, now)
     if found is None:
         return None
@@ -234,11 +222,10 @@ def _difference(then: Any, now: Any) -> str | None:
 
 
 def first_difference(then: Any, now: Any, where: str = "") -> tuple[str, Any, Any] | None:
-    """Find the first entry in which two contents differ: its place and both values, MISSING for one that is not there;
-    None: they are equal.
+    """Find the first entry in which two contents differ: its place and both values, MISSING for an absent one.
 
-    A setting that has come since changes nothing where it is null or false, as in `identity.config_hash`; nor does a
-    budget of another cell, without which a plan that asks for that cell is refused: what is frozen can go on.
+    A later setting that is null or false is no difference, as in `identity.config_hash`, nor is a budget of another
+    cell.
     """
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*then, *now]):
@@ -256,13 +243,13 @@ def first_difference(then: Any, now: Any, where: str = "") -> tuple[str, Any, An
             first_difference(*pair, f"{where}[{index}]") for index, pair in enumerate(zip(then, now, strict=True))
         )
         found = next(filter(None, inside), None)
-        # Of numbers and words the whole list says more than its first that differs.
+        # The whole list says more than its first difference, unless it holds objects.
         if found is None or any(isinstance(item, dict | list) for item in then):
             return found
     return (where, then, now) if then != now else None
 
 
 def shown_value(value: Any) -> str:
-    """Write a value for a message, shortened where it is long."""
+    """Write a value for a message, shortened if it is long."""
     text = json.dumps(value)
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

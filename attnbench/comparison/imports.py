@@ -1,7 +1,7 @@
-"""Import of cells from elsewhere: each is compared with the plan's own cell, then all are taken over, or none.
+"""Import of cells: each is compared with the plan's own cell, then all are taken over, or none.
 
-What is written: the cells that the plan has and that are not complete here, each results file with a mark of where it
-comes from, which every row of it shows for good.
+Cells of the plan that have no results here are written, each results file with a mark of its origin, which all its rows
+show.
 """
 
 import json
@@ -48,32 +48,31 @@ from attnbench.verdict.axes import axes, is_chance
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-6
-"""Largest relative difference of a perplexity, or bits, from those of the nats beside it."""
+"""Largest relative difference of perplexity or bits from the nats beside them."""
 
 CHECK_TOLERANCE = 0.05
-"""Largest difference of a score that a training on another machine may show in `import_check`: of an accuracy itself,
-of other scores in relation to them."""
+"""Largest difference of a score on another machine in `import_check`: absolute for accuracies, otherwise relative."""
 
 BY_EXECUTION = ("stack", "stack_too_large", "compiled")
-"""Settings of rows that depend on how a cell was run, and not on what it is."""
+"""Settings of rows that depend on the execution of a cell."""
 
 NOT_COMPARED = ("experiment", "outputs_dir", "logger", "evaluations", "named_options", "device")
-"""Entries of a config.yaml that are none of the training's, or stand in its identity as they were resolved."""
+"""Entries of a config.yaml that are not part of a training, or are compared as resolved."""
 
 TRAINED = re.compile(r"(?P<of>.+?)(-lr[0-9.e+-]+)?-seed(?P<seed>\d{1,9})-[0-9a-f]{8}")
-"""Folder of a training, by what it is of and its seed."""
+"""Folder of a training: its name without rate, and its seed."""
 
 PlanIn = Callable[[Path], Comparison]
-"""From a folder of outputs to the plan with its cells there."""
+"""Resolves the plan in another outputs_dir."""
 
 
 def import_for(
     settings: ComparisonSettings, compose: Compose, source: Path, claim: dict[str, Any] | None = None
 ) -> None:
-    """Take cells over into a plan's folder, which the caller holds; see `import_cells`."""
+    """Import cells into a plan's folder, which the caller holds; see `import_cells`."""
 
     def plan_in(outputs: Path) -> Comparison:
-        # All seeds that looks may ask for, and nothing to wandb of a training that runs again.
+        # All seeds that looks may add; a training of import_check is not logged to wandb.
         plan, logger = replace(settings.plan, in_looks=False), replace(settings.logger, mode="none")
         return Comparison(replace(settings, plan=plan, logger=logger, outputs_dir=str(outputs)), compose)
 
@@ -85,16 +84,16 @@ def import_for(
 def import_cells(
     source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0, claim: dict[str, Any] | None = None
 ) -> int:
-    """Take over the cells that `export_cells` wrote and that are not complete here; return how many results are new.
+    """Import the cells of a file of `export_cells` that have no results here; return the number of new results.
 
     Args:
         folder: of the experiment; held by the caller.
-        check: trainings of them that run again here and are compared, before anything is taken over.
+        check: number of trainings that run again here and are compared before anything is written.
         claim: see `freeze.changed_since`.
 
     Raises:
-        UserError: the file cannot be read; a cell is not what the plan's own is, and where; a training that ran again
-            came to another result; or a path here is a symbolic link. Nothing is taken over then.
+        UserError: the file cannot be read, a cell differs from the plan's own, a training that ran again has another
+            result, or a path here is a symbolic link. Nothing is written then.
     """
     cells = read_cells(source)
     with _staging(folder) as staging:
@@ -113,13 +112,13 @@ def import_cells(
             log.info(f"import_check={check}: {marks['check']}")
         freeze = _freeze_to_take(cells, folder, plan, claim)
         taken = stager.taken(marks)
-        # First: where a process that is killed has written cells, the same command would find them scored without it.
+        # First: if this process is killed, the next import finds no cells scored without it.
         if freeze is not None:
             replace_file(folder / FREEZE, freeze)
         for path, text in taken.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             replace_file(plan.folder / path, text)
-        # Results last: what is complete then has its environment beside it.
+        # Results last, so that their environments exist.
         for path in sorted(taken, key=lambda path: path.endswith(".jsonl")):
             (plan.folder / path).replace(folder / path)
     others = len(cells.folders) - len(stager.found)
@@ -130,9 +129,8 @@ def import_cells(
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """Make a folder on the same disk, for what is not checked yet."""
     staging = folder / ".import"
-    # Left by a process that was killed; nobody else is at it.
+    # Left by a killed process.
     _remove(staging)
     try:
         staging.mkdir(parents=True)
@@ -149,7 +147,7 @@ def _remove(path: Path) -> None:
 
 
 def _timed_elsewhere(cell: Cell, plan: Comparison, cells: CarriedCells) -> list[Cell]:
-    """List a timed cell under the names that it has on the machines which the file has it of."""
+    """List a timed cell under its names on the machines of the file."""
     job = cell.jobs[0]
     if not isinstance(job, SystemJob):
         return []
@@ -165,9 +163,9 @@ def _timed_elsewhere(cell: Cell, plan: Comparison, cells: CarriedCells) -> list[
 
 
 def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> list[Cell]:
-    """List the whole trainings of a search and of what is scored at its rate, at the rates that the file has.
+    """List the whole trainings of a score at the rates of the file.
 
-    Which rate the plan scores shows once its search has all results; by then what was scored before is there.
+    The scored rate may be unknown, as long as the search lacks results.
     """
     seeds = {*plan.seeds_of(score), *score.search_seeds}
     parts = TRAINED.fullmatch(score.prepared.folder.relative_to(plan.folder).as_posix())
@@ -189,11 +187,10 @@ def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> l
 
 
 def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: dict[str, Any] | None) -> str | None:
-    """Return the text of freeze.json where it may be taken over: not where anything was scored here, as it would then
-    say of these scores that it came before them.
+    """Return the text of freeze.json unless a plan was frozen or scored here.
 
     Raises:
-        UserError: it is of another plan.
+        UserError: it belongs to another plan.
     """
     if cells.freeze is None or (folder / FREEZE).exists():
         return None
@@ -204,7 +201,7 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: 
         )
         return None
     try:
-        # Compared with the beginnings of cells once these have run: a date without a zone could not be.
+        # Reports compare the date with the start of cells, which needs a time zone.
         _ = datetime.now(UTC) - datetime.fromisoformat(content["frozen"])
         changed = changed_since(plan, content, claim)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -215,25 +212,25 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: 
 
 
 class _Stager:
-    """Cells of a file on their way into an experiment.
+    """Checks the cells of a file in a staging folder.
 
     Args:
-        folder: the experiment's.
-        staged: the folder that the plan looks for its cells in, in place of that one.
+        folder: of the experiment.
+        staged: folder in which the plan looks for its cells.
     """
 
     def __init__(self, cells: CarriedCells, folder: Path, staged: Path) -> None:
         self.cells, self.folder, self.staged = cells, folder, staged
         self.found: set[str] = set()
-        """Folders of the file that are cells of the plan."""
+        """Folders of the file that are the plan's."""
         self.new: dict[str, Cell] = {}
-        """Cells that are taken over, by their folders."""
+        """Imported cells by folder."""
         self.files: dict[str, dict[str, str]] = {}
         """Their texts, by folder and name."""
         self.num_results = 0
 
     def stage(self, cell: Cell) -> None:
-        """Put a cell where the plan looks for it: the one that is complete here or, checked, that of the file."""
+        """Put a cell into the staging folder: the finished one of this experiment or, checked, that of the file."""
         if cell.folder.exists():
             return
         name = cell.folder.relative_to(self.staged).as_posix()
@@ -260,7 +257,7 @@ class _Stager:
             job.results.write_text(files[f"results/{job.results.name}"], encoding="utf-8")
 
     def taken(self, mark: dict[str, str]) -> dict[str, str]:
-        """Return the texts to write by their paths in the experiment, results with a mark more."""
+        """Return the texts to write by path, results with the new mark."""
         return {
             f"{folder}/{name}": _marked(text, mark) if name.endswith(".jsonl") else text
             for folder, files in self.files.items()
@@ -268,7 +265,6 @@ class _Stager:
         }
 
     def _refuse_links(self, name: str, files: dict[str, str]) -> None:
-        """Raise UserError where a symbolic link might lead out of the experiment."""
         for path in (f"{name}/{file}" for file in files):
             parts = path.split("/")
             paths = [self.folder.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
@@ -277,11 +273,10 @@ class _Stager:
                 raise UserError(f"{self.cells.where(path)}: {link} is a symbolic link, over which nothing is written")
 
     def _beside(self, here: Path, files: dict[str, str]) -> dict[str, str]:
-        """Return config and environments that are not there, an environment other than the one there under its id."""
+        """Return the config and environments that are missing here; a second environment is named by its id."""
         beside = {}
         for name, text in files.items():
             path = here / name
-            # As bytes: one that is no text stays as it is, too.
             if (
                 name == "environment.json"
                 and path.exists()
@@ -293,11 +288,7 @@ class _Stager:
         return beside
 
     def _checked(self, cell: Cell, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
-        """Compare a cell of the file with the plan's own; return the texts of its config and environments.
-
-        Raises:
-            UserError: file, line and field in which they differ.
-        """
+        """Compare a cell of the file with the plan's own; return the texts of its config and environments."""
         cells, first = self.cells, cell.jobs[0]
         if "config.yaml" not in files or "environment.json" not in files:
             raise UserError(f"{cells.source}: {name}: comes without its config.yaml or environment.json")
@@ -340,15 +331,16 @@ class _Stager:
             except ValueError as error:
                 raise UserError(f"{where}: row {number}: {error}") from None
         try:
-            check_together(rows, is_of_characters=_is_of_characters(job))
+            is_text = isinstance(job, TrainingJob | EvaluationJob)
+            check_together(rows, is_of_characters=is_text and job.run.corpus.tokenizer.kind == "characters")
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
 
     def check(self, plan: Comparison, number: int) -> str:
-        """Train some of the new cells again, drawn by the file's own hash, and compare; return what came out.
+        """Train new cells again, drawn by the file's hash, compare, and return the outcome in words.
 
         Raises:
-            UserError: one came to another result, or could not be trained.
+            UserError: one has another result, or failed.
         """
         trained = sorted(name for name, cell in self.new.items() if not cell.is_timed and cell.jobs[0].results.exists())
         drawn = random.Random(self.cells.sha256).sample(trained, min(number, len(trained)))
@@ -407,7 +399,7 @@ def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:
 
 
 def _without(config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a config without what decides no number, and without neutral values: options that have come since are."""
+    """Return a config without neutral values and entries that change no number."""
     content = {name: value for name, value in (config or {}).items() if name not in NOT_COMPARED}
     if isinstance(content.get("resolved"), dict):
         content["resolved"] = {name: value for name, value in content["resolved"].items() if name != "device"}
@@ -421,12 +413,10 @@ def _without_neutral(value: Any) -> Any:
 
 
 def _is_neutral(value: Any) -> bool:
-    """Tell if a value changes nothing wherever it stands: see `results.identity.config_hash`."""
     return value is None or value is False or value in ("none", {}, [])
 
 
 def _difference(given: Any, wanted: Any, where: str = "") -> str | None:
-    """Name the first entry in which a content is not the plan's; None: there is none."""
     found = first_difference(given, wanted, where)
     if found is None:
         return None
@@ -449,7 +439,7 @@ def _check_identity(row: ResultRow, job: Job, stamps: dict[str, dict[str, Any]])
         "evaluation": job.evaluation,
         "config_hash": job.config_hash,
     }
-    # As many as trained it; no number depends on it.
+    # No number depends on it.
     wanted.pop("num_devices", None)
     for name, value in wanted.items():
         if getattr(given, name) != value:
@@ -480,7 +470,7 @@ def check_value(row: Measurement) -> None:
         raise ValueError(f"{row.metric}: value {row.value} is no share, from 0 to 1")
     if row.metric == "solved" and row.value not in (0, 1):
         raise ValueError(f"solved: value {row.value} is neither 0 nor 1")
-    # Only what has no unit, a fitted exponent say, may be negative.
+    # Only a number without a unit, such as a fitted exponent, may be negative.
     if row.unit and row.value < 0:
         raise ValueError(f"{row.metric}: value {row.value} is below 0")
     if row.num_samples is not None and row.num_samples < 1:
@@ -503,7 +493,7 @@ def check_together(rows: Sequence[ResultRow], *, is_of_characters: bool) -> None
     """
     by_place: dict[str, dict[str, float | None]] = {}
     for row in rows:
-        # The level of guessing is each metric's own: a perplexity's is another number than that of its nats.
+        # Each metric has a chance level of its own.
         place = {name: value for name, value in axes(row.measurement.settings).items() if not is_chance(name)}
         metrics = by_place.setdefault(json.dumps(place, sort_keys=True), {})
         if row.measurement.metric in metrics:
@@ -525,23 +515,18 @@ def check_together(rows: Sequence[ResultRow], *, is_of_characters: bool) -> None
         raise ValueError("solved: value 1 stands beside a steps_to_95 that was not reached")
 
 
-def _is_of_characters(job: Job) -> bool:
-    return isinstance(job, TrainingJob | EvaluationJob) and job.run.corpus.tokenizer.kind == "characters"
-
-
 def _marked(text: str, mark: dict[str, str]) -> str:
-    """Add a mark to the last record of a results file; its rows stay as they are."""
     rows, _, ending = text.rstrip("\n").rpartition("\n")
     content = json.loads(ending)
     return with_ending(f"{rows}\n", content | {IMPORTED: [*content.get(IMPORTED, []), mark]})
 
 
 def compare_again(before: Sequence[ResultRow], again: Sequence[ResultRow], *, is_same: bool) -> str | None:
-    """Name the first score in which a training that ran again differs from before; None: there is none.
+    """Name the first score in which a repeated training differs; None: there is none.
 
     Args:
-        is_same: both ran on one kind of machine: every number but speeds and memory is equal then, and otherwise within
-            CHECK_TOLERANCE, those of steps and sequences left out.
+        is_same: on the same kind of machine every number except speed and memory must be equal; on another, scores must
+            agree within CHECK_TOLERANCE, and steps and sequences are not compared.
     """
     timed = ("token/s", "s", "MiB", "ms")
     skipped = timed if is_same else (*timed, "step", "sequence")

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def look_again(comparison: Comparison, driver: Driver) -> bool:
-    """Raise the number of seeds of both variants of each undecided pair; tell if there are more cells to score."""
+    """Raise the number of seeds of the variants of undecided pairs; tell if any was raised."""
     comparison.settle(*comparison.recorded(driver.answers))
     rows, _ = control_of(comparison.scored_rows(), comparison.control_seeds())
     verdicts = verdicts_of(
@@ -31,7 +31,7 @@ def look_again(comparison: Comparison, driver: Driver) -> bool:
         wanted, pair = next_look(verdict), verdict.pair
         if wanted is None:
             continue
-        # More seeds of a language model are more on every corpus.
+        # A language model gets more seeds on every corpus.
         evaluation = pair.evaluation if pair.evaluation in searched else TRAINING
         for key in ((evaluation, pair.first), (evaluation, pair.second)):
             if wanted > comparison.num_seeds.get(key, min(LOOKS)):

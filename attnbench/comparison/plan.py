@@ -44,13 +44,13 @@ class Comparison:
         self.folder = Path(settings.outputs_dir) / self.plan.name
         self.failures: dict[str, str] = {}
         self.num_seeds: dict[tuple[str, str], int] = {}
-        """Seeds by (evaluation, variant) where plan.seeds=auto gave more than those of the first look."""
+        """Seeds by (evaluation, variant) that plan.seeds=auto has added to the first look's."""
         self.answers: dict[Path, Answer] = {}
         self.choices: list[Choice] = []
         self.scored: list[Cell] = []
         self.searched: list[Cell] = []
         self.undecided: list[tuple[str, str]] = []
-        """Scored cells that wait for a search: their group, and in words which."""
+        """Scored cells that wait for a search: group and label."""
         self.variants: dict[str, Variant] = {}
         errors = {}
         for name, words in self.plan.variants.items():
@@ -81,16 +81,12 @@ class Comparison:
         )
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
-        # What cannot run here is recorded, and the others are compared.
+        # Variants that cannot run here are recorded, and the others are compared.
         for name, reason in errors.items():
             self.fail(name, reason)
 
     def _corpora(self) -> Corpora | None:
-        """Describe the corpora; None for a plan of one.
-
-        Raises:
-            UserError: two of them are one text.
-        """
+        """Describe the corpora; None for a plan of one."""
         if len(self.plan.corpora or []) < 2:
             return None
         variants = list(self.variants.values())
@@ -106,11 +102,10 @@ class Comparison:
         return Corpora(names=names, evaluations=list(dict.fromkeys([TRAINING, *self._of_checkpoints(), *trained])))
 
     def _is_repeated(self, evaluation: str) -> bool:
-        """True where there is one on each of several corpora."""
         return self.corpora is not None and evaluation in self.corpora.evaluations
 
     def names_of(self, evaluation: str) -> list[str]:
-        """List the names of an evaluation in verdicts and reports: one, or one on each corpus."""
+        """List the names of an evaluation in verdicts and reports: one for each corpus it is repeated on."""
         return self.corpora.named(evaluation) if self.corpora is not None else [evaluation]
 
     def scored_rows(self) -> list[ResultRow]:
@@ -119,30 +114,28 @@ class Comparison:
         return self.corpora.by_corpus(rows) if self.corpora is not None else rows
 
     def _is_shared(self, variant: str, evaluation: str) -> bool:
-        """True where the cells of a variant in an evaluation are another's."""
         return variant in self.shared.get(evaluation, {})
 
     def _of_checkpoints(self) -> list[str]:
-        """Names of the evaluations that read checkpoints."""
         return [evaluation.name for variant in self.variants.values() for evaluation in variant.kinds.of_checkpoints]
 
     def shared_by_evaluation(self) -> Shared:
-        """`shared` by the evaluations that rows name: those of a model's checkpoints are shared as its training is."""
+        """`shared` by the names of evaluations in rows: those of checkpoints are shared as the training is."""
         of_training = self.shared.get(TRAINING)
         shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
 
     def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Keep the cells to run: of the evaluations that `plan.only` names, or of all."""
+        """Keep the cells of the evaluations to run, see `plan.only`."""
         return [cell for cell in cells if self.is_wanted(cell.group)]
 
     def is_wanted(self, group: str) -> bool:
-        """True where cells of this group are to run; a training is of every evaluation that reads its model."""
+        """Tell if cells of this group are to run; a training belongs to every evaluation of its checkpoints."""
         names = set(self._of_checkpoints()) if group == TRAINING else {group}
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
     def programs(self, found: Found) -> list[Program[None]]:
-        """The searches of all rates and what is scored at them, one program for each rate."""
+        """List the programs, one for each learning rate: its search, and the scores at it."""
         return [
             rate_and_scores([one for one in self.scores if one is score or one.source is score], self.seeds_of, found)
             for score in sorted(self.scores, key=lambda score: self._order()[score.evaluation])
@@ -153,14 +146,14 @@ class Comparison:
         """Carry the programs out as far as finished runs answer them; nothing runs.
 
         Args:
-            answers: of runs that need not be read again.
+            answers: known already.
         """
         found, driver = Found(), Driver(answers=dict(answers or {}))
         driver.run([*self.programs(found), ask_for(self.timed())])
         return found, driver
 
     def settle(self, found: Found, driver: Driver) -> None:
-        """Keep what the programs came to: the choices, the scored cells, and those that wait for a search."""
+        """Keep the choices, the scored cells, and the cells that wait for a search."""
         self.answers = driver.answers
         self.choices = [found.choices[score.name] for score in self.scores if score.name in found.choices]
         self.scored = self.in_order([cell for score in self.scores for cell in found.scored.get(score.name, [])])
@@ -173,15 +166,15 @@ class Comparison:
         ]
 
     def shown(self) -> list[Cell]:
-        """The scored and the timed cells, which the report is about."""
+        """The scored and the timed cells, which the report shows."""
         return [*self.scored, *self.timed()]
 
     def is_finished(self, cell: Cell) -> bool:
-        """True where the cell has all its rows."""
+        """Tell if the cell has all its rows."""
         return isinstance(self.answers.get(cell.folder), list)
 
     def results_of(self, cells: Iterable[Cell]) -> list[Path]:
-        """List the results of these cells, of a failed one as far as they are there."""
+        """List the results files of these cells, for a failed cell those that exist."""
         return [
             path
             for cell in cells
@@ -195,7 +188,7 @@ class Comparison:
         return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([cell])))]
 
     def timed(self) -> list[Cell]:
-        """The cells that run alone."""
+        """The cells that run alone on their device."""
         return self._timed
 
     def to_score(self) -> list[ProbeJob | TrainingJob]:
@@ -205,7 +198,7 @@ class Comparison:
         ]
 
     def cells_to_score(self) -> list[dict[str, Any]]:
-        """Name the cells that will be scored, whatever their rates: each with its hashes at the first of its grid."""
+        """Name the cells that will be scored, each with its hashes at the first rate of its grid."""
         return [
             {
                 "label": f"{score.name}, seed {seed}",
@@ -216,7 +209,7 @@ class Comparison:
         ]
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
-        """List the classes of the plan's evaluations by name, in its order; on several corpora one on each."""
+        """Return the classes of the evaluations by name, in the plan's order, repeated for each corpus."""
         listed = {entry.name: entry for variant in self.variants.values() for entry in variant.run.settings.evaluations}
         known = [evaluation for evaluation in self.plan.evaluations if evaluation in listed]
         return {
@@ -226,13 +219,13 @@ class Comparison:
         }
 
     def primaries(self) -> dict[str, Primary]:
-        """List the primary metrics that are tested, by evaluation."""
+        """Return the tested primary metrics by evaluation."""
         tested = self.plan.evaluations if self.plan.tested is None else self.plan.tested
         by_evaluation = {name: cls.primary for name, cls in self.evaluations().items() if split_name(name)[0] in tested}
         return {name: primary for name, primary in by_evaluation.items() if primary is not None}
 
     def family(self, evaluations: Sequence[str] | None = None) -> list[tuple[str, str, str]]:
-        """Name the pairs that are tested, or would be in these evaluations: evaluation, first, second."""
+        """Name the tested pairs (evaluation, first, second), or those of the given evaluations."""
         return name_family(
             rank=self.plan.ranked,
             reference=self.plan.reference,
@@ -241,8 +234,7 @@ class Comparison:
         )
 
     def descriptive(self) -> list[str]:
-        """Say of each evaluation whose primary metric is not tested why: a test takes seeds that are not there, or the
-        plan tests others."""
+        """Say for each untested primary metric why it is not tested."""
         if not self.plan.ranked:
             few = max(self.seeds_by_evaluation()[0].values(), default=0)
             why = f": {few} {'seed' if few == 1 else 'seeds'} cannot rank mixers" * (few <= FEW_SEEDS)
@@ -269,7 +261,7 @@ class Comparison:
         ]
 
     def seeds_by_evaluation(self) -> tuple[dict[str, int], dict[str, str]]:
-        """Count the seeds of every evaluation, and name the setting that they stand in."""
+        """Count the seeds of every evaluation, and name their setting."""
         of_checkpoints = set(self._of_checkpoints())
         settings = {
             name: "plan.seeds" if split_name(name)[0] in of_checkpoints else "plan.probe_seeds"
@@ -279,7 +271,7 @@ class Comparison:
         return {name: number[setting] for name, setting in settings.items()}, settings
 
     def protocols(self) -> dict[str, dict[str, Any]]:
-        """Describe the rules that the rows of each evaluation are measured under now, see `results.protocol`."""
+        """Describe the present protocol of each evaluation, see `results.protocol`."""
         jobs = [job for score in self.scores for job in score.at(score.grid[0], 0, None).jobs]
         known = {job.evaluation: job.protocol() for job in [*jobs, *(cell.jobs[0] for cell in self._timed)]}
         return {
@@ -290,20 +282,19 @@ class Comparison:
         }
 
     def plain_seeds_of(self, score: Score) -> Sequence[int]:
-        """Seeds of a score, without those of the control."""
+        """Seeds of a score without the control's."""
         seeds = self.plan.seeds if score.evaluation == TRAINING else self.plan.probe_seeds
         if not self.plan.in_looks:
             return seeds
         return seeds[: self.num_seeds.get((score.evaluation, score.variant), min(LOOKS))]
 
     def _control_seeds_of(self, score: Score) -> list[int]:
-        """Seeds of the control, where these cells are the reference's."""
         shared = self.shared.get(score.evaluation, {})
         is_reference = score.variant == shared.get(self.plan.reference or "", self.plan.reference)
         return self.plan.control_seeds(self.plain_seeds_of(score)) if is_reference else []
 
     def seeds_of(self, score: Score) -> list[int]:
-        """Seeds of a score and of the control."""
+        """Seeds of a score with the control's."""
         return [*self.plain_seeds_of(score), *self._control_seeds_of(score)]
 
     def control_seeds(self) -> list[int]:
@@ -316,11 +307,11 @@ class Comparison:
         return order
 
     def in_order(self, cells: list[Cell]) -> list[Cell]:
-        """Evaluation by evaluation, as the plan lists them."""
+        """Sort cells by evaluation, in the plan's order."""
         order = self._order()
         return sorted(cells, key=lambda cell: order[cell.group])
 
     def fail(self, cell: str, reason: str) -> None:
-        """Record what could not be run; the rest goes on."""
+        """Record a failure; the other cells go on."""
         self.failures[cell] = reason
         log.error(f"failed: {cell}: {reason}")

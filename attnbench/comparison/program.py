@@ -4,6 +4,7 @@ A program does not know how its runs are made, or if they were made before. It a
 driver runs each once.
 """
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 Rows = list[ResultRow]
@@ -27,14 +30,14 @@ Stack = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class Failure:
-    """Answer in place of rows: a run left no results, or they cannot be read."""
+    """Answer: the run left no results, or they cannot be read."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Answer in place of rows: the run is not there, and is not to be made now."""
+    """Answer: the run is not finished, and may not be made now."""
 
 
 Answer = Rows | Failure | Unknown
@@ -56,7 +59,7 @@ Execute = Callable[[list[Stack], Callable[[], list[Stack]]], Generator[Outcome[S
 
 @dataclass
 class Driver:
-    """Carries programs out together; each goes on once its own runs are answered, whatever the others wait for."""
+    """Carries out several programs; each goes on once its own runs are answered."""
 
     answers: dict[Path, Answer] = field(default_factory=dict)
     """By folder, the runs that are answered."""
@@ -103,9 +106,11 @@ class Driver:
                 self.asked |= {cell.folder: cell for cell in new}
                 asked += new
                 for cell in new:
-                    answer = self.answers[cell.folder] if cell.folder in self.answers else self._known(cell)
-                    if answer is not None:
-                        self._answer(cell, answer)
+                    if cell.folder not in self.answers and (answer := self._known(cell)) is not None:
+                        self.answers[cell.folder] = answer
+                        if isinstance(answer, Failure) and self.may_run(cell):
+                            log.error(f"failed: {cell.label}: {answer.reason}")
+                            self.failures[cell.label] = answer.reason
                 if any(cell.folder not in self.answers for cell in new):
                     stacks += self.stacks(new)
             else:
@@ -124,16 +129,13 @@ class Driver:
 
     def _take(self, outcome: Outcome[Stack]) -> None:
         for cell in outcome.item:
+            answer = Failure(outcome.error or f"it left no {cell.results[0].name}")
             # What a rerun leaves as it was says nothing of this time.
             if cell.is_done() and (outcome.error is None or not self.rerun):
-                self._answer(cell, read_or_failure(cell.results))
-            else:
-                self._answer(cell, Failure(outcome.error or f"it left no {cell.results[0].name}"))
-
-    def _answer(self, cell: Cell, answer: Answer) -> None:
-        self.answers[cell.folder] = answer
-        if isinstance(answer, Failure):
-            self.failures[cell.label] = answer.reason
+                answer = read_or_failure(cell.results)
+            self.answers[cell.folder] = answer
+            if isinstance(answer, Failure):
+                self.failures[cell.label] = answer.reason
 
 
 def read_or_failure(paths: Iterable[Path]) -> Rows | Failure:

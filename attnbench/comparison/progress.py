@@ -1,4 +1,4 @@
-"""Progress of a plan: the outcome of each cell, those that run, and an estimate of the rest."""
+"""Progress of a plan: outcomes, running cells, and an estimate of the remaining time."""
 
 import logging
 import statistics
@@ -27,29 +27,28 @@ from attnbench.training.job import TrainingJob
 log = logging.getLogger(__name__)
 
 FIRST_WEIGHT = 2
-"""The cost that a plan states counts as much as so many finished cells of an evaluation: the first to finish are often
-the cheapest variant's."""
+"""Weight of a stated cost, in finished cells: the first to finish are often those of the cheapest variant."""
 
 GROUP_WEIGHT = 1
-"""An evaluation's seconds by size count, for a kind of its cells, as much as so many finished ones of the kind."""
+"""Weight of an evaluation's seconds by size, in finished cells of a kind."""
 
 COLUMNS = 79
 """Characters of a line on a terminal."""
 
 
 class Kind(NamedTuple):
-    """Cells that take about as long as each other: of one evaluation, variant and task, over as many steps."""
+    """Cells that take about equally long: of one evaluation, variant, task and number of steps."""
 
     group: str
     """The evaluation's name, or TRAINING."""
     name: str
     """For people: recall linear, num_pairs 16."""
     size: float = 1.0
-    """Elements of an activation over all steps, with which times of one group grow; 1 for what is no training."""
+    """Elements of an activation over all steps, to which times are proportional; 1 if it is no training."""
 
 
 def kind_of(job: Job) -> Kind:
-    """Return the kind of the cells whose first job this is."""
+    """Return the kind of a cell by its first job."""
     if isinstance(job, ProbeJob):
         return Kind(job.evaluation, job.task_label, activations(job) * (job.limit or job.task.num_steps))
     if isinstance(job, TrainingJob):
@@ -60,13 +59,13 @@ def kind_of(job: Job) -> Kind:
 
 
 class Progress:
-    """A line a finished cell, with what came out; and what runs now, with the time left: on a terminal below the lines,
-    in a file behind each.
+    """One line per finished cell, and the running cells with the time left: on a terminal below the lines, in a file
+    behind each.
 
     Args:
-        left: how many cells there are of each kind.
-        tells_now: the cells run in the order in which they were begun.
-        costs: seconds a cell of each evaluation, as the plan states them; without one the mean of what has run counts.
+        left: number of cells by kind.
+        tells_now: the cells run in the order in which they were given.
+        costs: seconds per cell by evaluation, as the plan states them; otherwise the mean of finished cells.
     """
 
     def __init__(self, left: Counter[Kind], costs: Mapping[str, float], *, tells_now: bool = True) -> None:
@@ -80,24 +79,24 @@ class Progress:
             self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
 
     def add(self, cells: Sequence[Cell]) -> None:
-        """Take note of cells that were not known at the beginning."""
+        """Add cells that were not known at the beginning."""
         self.left.update(kind_of(cell.jobs[0]) for cell in cells)
         self.total += len(cells)
 
     def skip(self, cells: Sequence[Cell]) -> None:
-        """Count cells that were done before."""
+        """Count finished cells."""
         self.left.subtract(kind_of(cell.jobs[0]) for cell in cells)
         if cells:
             log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
 
     def begin(self, cells: Sequence[Cell], at_a_time: int) -> None:
-        """Take note of cells that are run, in this order."""
+        """Set the cells that run next, in their order."""
         self.waiting, self.at_a_time = list(cells), at_a_time
         if cells:
             self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
     def extend(self, cells: Sequence[Cell]) -> None:
-        """Take note of cells that run before those which wait."""
+        """Add cells that run before the waiting ones."""
         self.waiting[self.at_a_time : self.at_a_time] = cells
 
     def report(self, outcome: Outcome[Cell]) -> None:
@@ -105,7 +104,6 @@ class Progress:
         cell, kind = outcome.item, kind_of(outcome.item.jobs[0])
         self.left[kind] -= 1
         self.waiting.remove(cell)
-        # What ran beside others took its time from them too.
         share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(kind, []).append(share)
         became = what_came_out(cell) if outcome.error is None else f"failed: {outcome.error}"
@@ -128,17 +126,17 @@ class Progress:
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)
             return
-        # Broken here, between words: a terminal breaks lines wherever they end, in the middle of a number too.
+        # A terminal would break lines inside of numbers.
         for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False):
             log.info(part)
         status = printable(status)
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 
     def seconds_left(self) -> float | None:
-        """Estimate from the time that cells took and the plan's costs; None where neither says."""
+        """Estimate from the times of finished cells and the plan's costs; None without either."""
         ran = [(kind, seconds) for kind, took in self.seconds.items() for seconds in took]
         known = [(seconds, self.costs[kind.group]) for kind, seconds in ran if self.costs.get(kind.group)]
-        # How much slower this machine is than the one that the plan's costs are of.
+        # Relative to the machine of the plan's costs.
         scale = sum(seconds for seconds, _ in known) / sum(cost for _, cost in known) if known else 1.0
         overall = statistics.fmean(seconds for _, seconds in ran) if ran else None
         total = 0.0
@@ -160,18 +158,16 @@ class Progress:
 
 
 def what_came_out(cell: Cell) -> str:
-    """Name the score that a cell is for, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
+    """Name the score of a cell, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
     answer = read_or_failure(path for path in cell.results if path.exists())
     if isinstance(answer, Failure):
         return answer.reason
     rows = [row.measurement for row in answer]
     plots = [pair for job in cell.jobs for pair in job.plots[:1]]
-    # Searches have the number alone that rates are chosen by.
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
         scores = [row for row in rows if row.metric == metric and _is_score(row)]
         if scores:
             last = scores[-1]
-            # The label of one of several tasks says where already.
             where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in cell.label else ""
             unit = f" {last.unit}" if last.unit not in ("", "1") else ""
             return f"{metric} {last.value:.4g}{unit}{where}"
@@ -184,7 +180,7 @@ def _is_score(row: Measurement) -> bool:
 
 
 def say_why_again(cells: Sequence[Cell]) -> None:
-    """Name the differences of the machine from the one that measured these timed cells before, if any did."""
+    """Log the differences of this machine from the one that measured these timed cells before."""
     said: set[str] = set()
     for cell in cells:
         folder = cell.folder

@@ -170,7 +170,12 @@ def publish_findings(
     findings = list(map(described_decision, decisions))
     drawn = {it.finding.name: finding_picture(it) for it in decisions if it.tested}
     headers = ["finding", "claim", "source", "verdict"]
-    table = Table(title="", headers=headers, lines=[_claim_line(it) for it in findings], num_labels=len(headers))
+    table = Table(
+        title="",
+        headers=headers,
+        lines=[[it[name] for name in ("name", "statement", "source", "verdict")] for it in findings],
+        num_labels=len(headers),
+    )
     devices = markdown_text(words.devices(row.identity.device for row in rows))
     commits = listed_values(rows, "commit")
     seeds = sorted({seed for row in rows if isinstance(seed := row.identity.seed, int) and not is_search(seed)})
@@ -207,7 +212,6 @@ def publish_findings(
 
 
 def _findings_record(path: Path) -> dict[str, Any]:
-    """Read the command of findings.json, and by name the reason why a finding did not run."""
     record = read_object(path)
     try:
         reasons = {str(it["name"]): str(it["reason"]) for it in record["findings"]}
@@ -217,15 +221,10 @@ def _findings_record(path: Path) -> dict[str, Any]:
 
 
 def _decided(finding: FindingSettings, inputs: Inputs | None, *, reason: str) -> Decision:
-    """Decide a finding from all its scores."""
     if inputs is None or inputs.protocol.failures:
         return Decision(finding=finding, verdict=NOT_RUN, reason=reason)
     seeds = sorted({seed for row in inputs.rows if isinstance(seed := row.identity.seed, int) and not is_search(seed)})
     return decide(finding, inputs.rows, seeds)
-
-
-def _claim_line(finding: Mapping[str, Any]) -> list[str]:
-    return [finding["name"], finding["statement"], finding["source"], finding["verdict"]]
 
 
 def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str], inputs: Inputs | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""comparison.json: what a plan compared and how, which its report reads beside the rows."""
+"""comparison.json: the plan and its choices, which the report reads beside the rows."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from attnbench.report.inputs import purpose_of
 from attnbench.results.files import replace_file
 from attnbench.results.row_files import started_at
 from attnbench.results.rows import TRAINING
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded, without_paths
+from attnbench.settings.text import read_object, without_paths
 from attnbench.verdict.frozen import imported_cells
 
 
 def write_record(comparison: Comparison, started: datetime, seconds: float) -> None:
-    """Write comparison.json, which the report reads beside the rows of the scored and the timed cells.
+    """Write comparison.json.
 
     Args:
         started, seconds: of this sitting.
@@ -57,24 +57,14 @@ def write_record(comparison: Comparison, started: datetime, seconds: float) -> N
 
 
 def _former(comparison: Comparison) -> dict[str, Any]:
-    """Read the record of the sittings before this one; empty where there was none, or where all is run again."""
+    """Read the record of former sittings; empty without one, or where all is run again."""
     path = comparison.folder / "comparison.json"
     is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
-    if is_anew or not path.exists():
-        return {}
-    try:
-        former = parse_json(read_bounded(path, MAX_JSON_BYTES))
-    except ValueError:
-        former = None
-    if isinstance(former, dict) and type(former.get("seconds")) is int and type(former.get("started")) is str:
-        return former
-    # Cut off or altered it is written anew.
-    return {}
+    return {} if is_anew or not path.exists() else read_object(path)
 
 
 def _missing(comparison: Comparison, shown: Sequence[Cell]) -> list[str]:
-    """List the cells that are not done, of evaluations that `plan.only` names or that were begun: nobody asked for the
-    others."""
+    """List the unfinished cells of evaluations that are to run or were begun."""
     cells = [(cell, comparison.is_finished(cell)) for cell in (*comparison.in_order(comparison.searched), *shown)]
     begun = {cell.group for cell, is_done in cells if is_done}
     waiting = [*((cell.group, cell.label) for cell, is_done in cells if not is_done), *comparison.undecided]
@@ -82,7 +72,7 @@ def _missing(comparison: Comparison, shown: Sequence[Cell]) -> list[str]:
 
 
 def _beginnings(files: Sequence[Path]) -> dict[str, Any]:
-    """Return when the first of these results was begun, None where none says, and how many do not say it."""
+    """Return the start of the first of these results, and the number of results without a start."""
     moments = [started_at(path) for path in files]
     known = [moment for moment in moments if moment is not None]
     first = min(known).isoformat(timespec="seconds") if known else None
@@ -90,13 +80,12 @@ def _beginnings(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _sittings(comparison: Comparison, cells: Sequence[Cell]) -> dict[str, str]:
-    """Return the sitting of each timed cell and each training, by the hash in its rows: a table of rows has none."""
+    """Return the sitting of each timed cell and training by config_hash; rows of a table do not have it."""
     rows = [row for cell in cells if cell.is_timed or cell.group == TRAINING for row in comparison.rows_of(cell)]
     return {row.identity.config_hash: row.sitting for row in rows if row.sitting}
 
 
 def _described(comparison: Comparison) -> dict[str, Any]:
-    """Describe each evaluation by its class, for a report that may not import one from elsewhere."""
     primaries = comparison.primaries()
     return {
         name: {

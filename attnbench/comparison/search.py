@@ -22,11 +22,11 @@ from attnbench.training.prepare import Run, with_identity
 from attnbench.verdict.rates import Choice, rate_sensitivity, rate_window
 
 MAX_WIDENINGS = 2
-"""Rates that are added to a grid whose best is at its edge, one after the other."""
+"""Most rates that are added to a grid whose best is at the edge."""
 
 RATES_IN_FULL = "the best with its neighbours"
-"""Rates of a language model that go on from one epoch of one seed to whole trainings of all search seeds, in the words
-of freeze.json; a file without them was frozen when the best two went on."""
+"""Rates of a language model that are trained in full after one epoch of one seed, in the words of freeze.json; a file
+without them was frozen when the best two were."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -45,7 +45,7 @@ Trials = Mapping[float, Sequence[Trial]]
 
 @dataclass(kw_only=True, eq=False)
 class Score:
-    """What is scored of a variant: a language model, or one task of a probe, with the grid of its learning rate."""
+    """A score of a variant: its language model, or one task of a probe, with the grid of the learning rate."""
 
     name: str
     """Name for people."""
@@ -60,17 +60,18 @@ class Score:
     prepared: ProbeJob | TrainingJob
     """One of its trainings, whatever its rate."""
     at: Callable[[float, int, int | None], Cell]
-    """The training at a rate and a seed and, of a probe, with the step at which it leaves the search, see `_limit`."""
+    """Return the training at a rate, a seed and (of a probe) the step at which it leaves the search, see `_limit`."""
     first_stage: Callable[[float], Cell] | None = None
-    """The cheaper training at a rate, by which rates go on to whole trainings, see `_in_full`; None: all do."""
+    """Return the short training that selects rates for whole trainings, see `_in_full`; None: all rates are trained in
+    full."""
     corpus: str | None = None
     """The corpus, where the plan has several."""
     source: "Score | None" = None
-    """The neighbouring task whose rate this one takes over; None: it searches."""
+    """The neighbouring task whose rate this one uses; None: it searches."""
 
     @property
     def metric(self) -> str:
-        """The row of a search that rates are chosen by."""
+        """The metric that rates are chosen by."""
         return "selection" if self.probe is not None else "nats_per_character"
 
     @property
@@ -155,7 +156,6 @@ def _in_full(score: Score, first: Trials) -> Program[dict[float, list[Trial]]]:
 
 
 def _tried(score: Score, cells: Mapping[float, Sequence[Cell]]) -> Program[dict[float, list[Trial]]]:
-    """Make the trainings of several rates in one call."""
     asked = [cell for group in cells.values() for cell in group]
     answers = dict(zip(asked, (yield asked), strict=True))
 
@@ -227,8 +227,10 @@ def rate_and_scores(alike: Sequence[Score], seeds_of: Callable[[Score], Sequence
 def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[float]:
     """Order rates, the best first: most seeds solved, then fewest steps to 0.95, then the highest mean accuracy.
 
+    A failed seed has an accuracy of 0.
+
     Args:
-        budget: steps that a seed counts as which never reached 0.95. One that failed has an accuracy of 0.
+        budget: steps counted for a seed that never reached 0.95.
     """
 
     def key(rate: float) -> tuple[float, ...]:
@@ -240,7 +242,7 @@ def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[
 
 
 def best_of_training(trials: Mapping[float, Sequence[Trial]]) -> list[float]:
-    """Order rates, the best first: the lowest mean nats; one with a failed seed is behind all others."""
+    """Order rates by mean nats, the lowest first; a rate with a failed seed comes last."""
     mean = {
         rate: fmean(trial.score if trial.score is not None else math.inf for trial in group)
         for rate, group in trials.items()
@@ -249,7 +251,7 @@ def best_of_training(trials: Mapping[float, Sequence[Trial]]) -> list[float]:
 
 
 def num_solved(trials: Sequence[Trial]) -> int:
-    """Count the seeds that reached 0.95 and ended there."""
+    """Count the seeds that reached 0.95 and ended above it."""
     return sum(trial.steps is not None and reaches(trial.score or 0.0, SOLVED) for trial in trials)
 
 
@@ -281,20 +283,19 @@ def score_of_training(
     num_seeds: int = 1,
     corpus: str | None = None,
 ) -> Score:
-    """Return the score of a language model: one epoch of one seed for all rates, then the best and its neighbours in
-    full.
+    """Return the score of a language model.
 
     Args:
-        evaluations: of its checkpoints, where it is scored.
-        num_seeds: of the second stage; where it is 1 all rates are tried in full.
-        corpus: its name, where the plan has several.
+        evaluations: of the checkpoints of scored trainings.
+        num_seeds: search seeds; with 1 all rates are trained in full.
+        corpus: its name, if the plan has several.
     """
     name = on_corpus(f"training {run.mixer}", corpus)
 
     @cache
     def at(rate: float, seed: int, num_steps: int | None) -> Cell:
         settings, is_scored = run.settings, seed < SELECTION_SEED
-        # A search has many trainings whose curves nobody looks at; its result stands in comparison.json.
+        # The many curves of a search are not logged; its result stands in comparison.json.
         logger = settings.logger if is_scored else replace(settings.logger, mode="none")
         train = replace(settings.train, learning_rate=float(rate))
         wanted = list(evaluations) if is_scored else []

@@ -1,7 +1,6 @@
-"""Transfer of finished cells to another machine: rows, settings and environments in one file, no weights, no code.
+"""Export of finished cells to one file: rows, settings and environments, no weights, no code. imports.py reads it.
 
-The file is compressed if its name ends in .gz: rows repeat their settings, and it is then a thirtieth as long.
-comparison/imports.py takes over what such a file holds.
+The file is compressed if its name ends in .gz, to about a thirtieth.
 """
 
 import hashlib
@@ -19,20 +18,19 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, parse_yaml, read_bounded, without_paths
 
 CELLS = "cells.jsonl.gz"
-"""Such a file in a published page's folder, of findings in a folder a finding."""
+"""Name of such a file beside a published page, or in the folder of a finding."""
 
 CARRIED = re.compile(
     r"(comparison|freeze)\.json|(?P<folder>(cells/)?[^/]+-[0-9a-f]{8})/"
     r"(?P<name>results/[^/]+-[0-9a-f]{8}\.jsonl|environment(-[0-9a-f]{8})?\.json|config\.yaml)"
 )
-"""Paths in an experiment's folder that such a file may hold. A file of a former version has comparison.json, which is
-made anew here."""
+"""Paths that such a file may hold. Former files have comparison.json, which is ignored."""
 
 MAX_CELLS_BYTES = 2**28
-"""Longest file, unpacked: hundreds of cells have some ten megabytes."""
+"""Longest file, unpacked; hundreds of cells take about ten megabytes."""
 
 MAX_CHARACTERS = {".jsonl": 2**23, ".json": 2**14, ".yaml": 2**15}
-"""Longest file of a cell, by its kind: several times the longest that are published."""
+"""Longest file of a cell by suffix, several times the longest published ones."""
 
 
 @dataclass
@@ -42,27 +40,27 @@ class CarriedCells:
     source: Path
     sha256: str
     folders: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By cell's folder, relative to the experiment's, the texts of its files by their names in the folder."""
+    """Texts of files, by cell folder (relative to the experiment) and file name."""
     line_of: dict[str, int] = field(default_factory=dict)
-    """By path the line that it stands on."""
+    """Line of each path."""
     freeze: str | None = None
     """Text of freeze.json."""
     parsed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By path the content of what was parsed by now."""
+    """Parsed contents by path, filled on demand."""
 
     def where(self, path: str) -> str:
-        """File and line of a path, and the path, as error messages name them."""
+        """Return file, line and path for an error message."""
         return f"{self.source}:{self.line_of[path]}: {path}"
 
 
 def export_cells(experiment: Path, target: Path) -> int:
-    """Write all complete results of an experiment's folder, with what made them, as JSON lines; return their number.
+    """Write all results of an experiment with their configs and environments as JSON lines; return their number.
 
     Raises:
         UserError: there are none, or the file cannot be written.
     """
     files = [*experiment.glob("*/results/*.jsonl"), *experiment.glob("cells/*/results/*.jsonl")]
-    # The user's own files lie there too, under other names.
+    # Files of the user have other names.
     results = [path for path in sorted(files) if _carried(path.relative_to(experiment))]
     if not results:
         raise UserError(f"export={target}: {experiment} has no complete results")
@@ -90,20 +88,20 @@ def export_cells(experiment: Path, target: Path) -> int:
 
 
 def _carried(path: str | Path) -> re.Match[str] | None:
-    """Match a path in an experiment's folder that such a file may hold; None for any other."""
+    """Match a path that such a file may hold."""
     text = path if isinstance(path, str) else path.as_posix()
-    # Names longer than file systems have would only be found out while writing.
+    # Longer names fail on most file systems.
     is_legal = text.isprintable() and all(len(part.encode()) < 240 for part in text.split("/"))
     return CARRIED.fullmatch(text) if is_legal else None
 
 
 def _is_unicode(text: str) -> bool:
-    """False where half of a character that takes two stands alone, as it can in JSON and in no file."""
+    """Tell if a text has no lone surrogate, which JSON allows and a file does not."""
     return text.encode(errors="ignore").decode() == text
 
 
 def _text(path: Path) -> str:
-    """Read a file as it is exported: without absolute paths, which name the user and nothing on another machine."""
+    """Read a file without absolute paths, which would name the user."""
     text = read_bounded(path, MAX_JSON_BYTES)
     if path.suffix == ".yaml":
         content = parse_yaml(text)
@@ -119,17 +117,17 @@ def _text(path: Path) -> str:
 
 
 def with_ending(rows: str, ending: dict[str, Any]) -> str:
-    """Write the text of a results file from the lines of its rows and its last record, whose checksum is made anew."""
+    """Join the rows of a results file and its last record, with a new checksum."""
     checked = {"sha256": hashlib.sha256(rows.encode()).hexdigest()} if "sha256" in ending else {}
     return rows + to_line(ending | checked)
 
 
 def read_cells(source: Path) -> CarriedCells:
-    """Read a file that `export_cells` wrote; of a cell's files nothing is parsed yet.
+    """Read a file of `export_cells`; the files of cells are not parsed yet.
 
     Raises:
-        UserError: the file is torn or no such file, names a path outside a cell's own folder, or holds a text that is
-            longer than any of a cell.
+        UserError: the file is torn or of another kind, names a path outside of a cell's folder, or has a text that is
+            too long.
     """
     lines = read_json_lines(source, MAX_CELLS_BYTES, MAX_CELLS_BYTES)
     if lines.torn or not lines.objects:
@@ -147,7 +145,7 @@ def read_cells(source: Path) -> CarriedCells:
             cells.freeze = text
         if folder is None:
             continue
-        # The parser of yaml takes seconds for what is as long as a run's may be.
+        # The yaml parser takes seconds for a longer text.
         if len(text) > MAX_CHARACTERS[Path(name).suffix]:
             raise UserError(
                 f"{cells.where(path)}: longer than the {MAX_CHARACTERS[Path(name).suffix]} characters of such"

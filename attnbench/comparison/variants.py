@@ -28,7 +28,7 @@ class Variant(NamedTuple):
     elsewhere: dict[str, Run]
     """By corpus the same variant on it, where the plan has several; `run` is on the first."""
     trained: tuple[str, ...]
-    """System evaluations that train models, and are repeated on each corpus."""
+    """System evaluations that train models and are repeated on each corpus."""
 
 
 def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> Variant:
@@ -67,7 +67,7 @@ def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str
 def _composed(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> RunSettings:
     plan = settings.plan
     words = [f"device={settings.device}", *plan.overrides, *words]
-    # An evaluation that does not exist is said to be none, before an option of one that is not asked for.
+    # An unknown evaluation is named before an option of one that is not asked for.
     unasked = [word for word in words if _is_of_unasked_evaluation(plan, word)]
     evaluations = f"eval=[{','.join(plan.evaluations)}]"
     composed = compose([evaluations, *(word for word in words if word not in unasked)])

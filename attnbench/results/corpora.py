@@ -1,7 +1,7 @@
-"""Several corpora in one comparison: an evaluation of a language model is one on each of them.
+"""Several corpora in one comparison: evaluations of language models are repeated on each.
 
-Its files and rows on the disk name evaluation and corpus apart, and are those of any other plan. Side by side they are
-read as `perplexity on wikitext2` and `perplexity on enwik8`, so that no number of one is ever held against the other.
+Files and rows name evaluation and corpus apart. Verdicts and reports use `perplexity on wikitext2` and `perplexity on
+enwik8`, so that numbers of different corpora are never compared.
 """
 
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ BYTES, BPE = ":bytes", ":bpe-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpora:
-    """The corpora of a comparison, and what is repeated on each of them."""
+    """The corpora of a comparison and the evaluations repeated on them."""
 
     names: dict[str, str]
-    """By what rows call it (`text:words@8145388310a2`), the name of its yaml."""
+    """Name of the yaml by the label in rows, `text:words@8145388310a2`."""
     evaluations: list[str]
-    """Those that are repeated, `training` among them; all others do not depend on the corpus, and run once."""
+    """Repeated evaluations, with `training`; all others run once."""
 
     def named(self, evaluation: str) -> list[str]:
         """List the names of an evaluation: one, or one on each corpus."""
@@ -44,23 +44,23 @@ class Corpora:
 
 
 def on_corpus(evaluation: str, corpus: str | None) -> str:
-    """Name an evaluation on a corpus; None: there is but one, which no name says."""
+    """Name an evaluation on a corpus; None: there is only one."""
     return evaluation if corpus is None else f"{evaluation}{ON}{corpus}"
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Part the name of an evaluation from its corpus; None where it names none."""
+    """Split the name of an evaluation from its corpus, None without one."""
     evaluation, on, corpus = name.partition(ON)
     return evaluation, corpus if on else None
 
 
 def corpus_name(text: str, tokenizer: str, size: int) -> str:
-    """Name a corpus by its text and, where a token is no character, by its tokenizer's kind and size."""
+    """Name a corpus by its text and, unless tokens are characters, kind and size of its tokenizer."""
     return text + {"characters": "", "bytes": BYTES, "bpe": f"{BPE}{size}"}[tokenizer]
 
 
 def units_of(label: str | None) -> str:
-    """Name what the tokens are of the corpus that rows call by this label, its name and fingerprint."""
+    """Name the tokens of a corpus by its label."""
     name = (label or "").rpartition("@")[0]
     return "bytes" if name.endswith(BYTES) else "tokens" if BPE in name else "characters"
 

@@ -1,6 +1,6 @@
-"""Files of one JSON object a line: read with errors that name file and line, replaced as a whole or not at all.
+"""Files of JSON lines: errors name file and line, and files are replaced at once.
 
-`read_json_lines` and `replace_file` take one whose name ends in .gz for compressed.
+Names that end in .gz are compressed.
 """
 
 import gzip
@@ -9,21 +9,17 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
 
-Value = TypeVar("Value")
-
 PACKED = ".gz"
-"""End of the name of a compressed file."""
 
 FILES = re.compile(
     r"config\.yaml|environment(-[0-9a-f]{8})?\.json|train\.log|output\.log|metrics\.jsonl|sample\.json|cells\.txt"
@@ -35,13 +31,13 @@ PLAN_FILES = re.compile(r"(comparison|freeze|stacks)\.json")
 """Files in the folder of a plan."""
 
 HOLE = b"\0" * 8
-"""At least, where a machine died before it had written; a bit that flips makes one NUL byte."""
+"""Least hole that a machine leaves when it dies; a flipped bit makes a single NUL byte."""
 
 MAX_LINES = 2**20
-"""Most lines of a file: an empty object takes thirty times its bytes in memory."""
+"""Most lines of a file; an empty object takes thirty times its bytes in memory."""
 
 MAX_LINE_BYTES = 2**20
-"""Longest line of a file that is read a line at a time, however many there are."""
+"""Longest line."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,45 +46,27 @@ class JsonLines:
 
     path: Path
     objects: list[dict[str, Any]]
-    """One a line, in order; object i stands on line i + 1."""
+    """Object i stands on line i + 1."""
     texts: list[str]
-    """The lines that they were read from, without their ends."""
+    """The lines without their ends."""
     torn: bool
-    """The last line was cut off in the middle of writing, or a hole is where lines would be: `objects` ends before."""
+    """The last line was cut off, or a hole follows: `objects` ends before."""
     sha256: str
     """Hash of all lines before the last."""
 
     def where(self, index: int) -> str:
-        """File and line of object `index`, as error messages name them."""
+        """Return file and line of object `index` for an error message."""
         return f"{self.path}:{index + 1}"
-
-
-def read_once(read: Callable[[Path], Value]) -> Callable[[Path], Value]:
-    """Keep what a function makes of a file for as long as the file is not written to: a plan asks the same of its
-    hundreds of results after each training. An error is not kept."""
-    kept: dict[Path, tuple[tuple[int, int, int], Value]] = {}
-
-    @wraps(read)
-    def of(path: Path) -> Value:
-        stat = path.stat()
-        # Before it is read: what is written meanwhile is read the next time.
-        state = stat.st_ino, stat.st_size, stat.st_mtime_ns
-        known = kept.get(path)
-        if known is None or known[0] != state:
-            known = kept[path] = state, read(path)
-        return known[1]
-
-    return of
 
 
 def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> JsonLines:
     """Read every line of `path`.
 
-    Only the last line can be torn by a process that died, and then lacks its end; a machine that died may leave NUL
-    bytes where it had not written yet. Any other line that is no JSON object was altered.
+    The last line may be torn, and a machine that died may leave NUL bytes; any other line that is not a JSON object was
+    altered.
 
     Raises:
-        UserError: the file cannot be read, is longer than any of ours, or a line that is not torn is no JSON object.
+        UserError: the file cannot be read, is too long, or was altered.
     """
     try:
         content = read_bounded_bytes(path, max_bytes, is_packed=path.suffix == PACKED)
@@ -109,10 +87,10 @@ def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes:
 
 
 def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read every whole line of `path` without its end, and its object: of a file that may be longer than memory.
+    """Yield every whole line of `path` without its end, and its object; the file may be longer than memory.
 
     Raises:
-        UserError: as read_json_lines; or a line is longer than any of ours.
+        UserError: as read_json_lines.
     """
     try:
         with open_regular(path) as file:
@@ -125,7 +103,7 @@ def _whole_lines(path: Path, lines: Iterable[bytes], max_bytes: int) -> Iterator
     for number, line in enumerate(lines, start=1):
         if len(line) > max_bytes:
             raise UserError(f"{path}:{number}: longer than the {max_bytes} bytes that a line may have")
-        # Bytes that are no UTF-8 make a line unreadable, not the whole file.
+        # Bytes other than UTF-8 make a line unreadable, not the file.
         text = line.removesuffix(b"\n").decode("utf-8", errors="replace")
         try:
             content = _parse_object(text)
@@ -139,7 +117,7 @@ def _whole_lines(path: Path, lines: Iterable[bytes], max_bytes: int) -> Iterator
 
 
 def _parse_object(line: str) -> dict[str, Any]:
-    # An object cut off anywhere lacks its closing brace, so whatever parses is whole.
+    # A torn object lacks its closing brace and cannot be parsed.
     content = parse_json(line)
     if not isinstance(content, dict):
         raise ValueError(f"it is a {type(content).__name__}")
@@ -147,17 +125,16 @@ def _parse_object(line: str) -> dict[str, Any]:
 
 
 def to_line(content: dict[str, Any]) -> str:
-    """One line of JSON with its newline.
+    """Return one line of JSON with its newline.
 
     Raises:
-        ValueError: a number is not finite, which JSON cannot say.
-        TypeError: a value is of a type that JSON does not have.
+        ValueError, TypeError: a number that is not finite, or a value that JSON does not have.
     """
     return json.dumps(content, allow_nan=False) + "\n"
 
 
 def half_replaced(folder: Path) -> list[Path]:
-    """List the files that a process which died was writing beside FILES, PLAN_FILES or results."""
+    """List the temporary files that a dead process left beside FILES, PLAN_FILES or results."""
     named = re.compile(rf"\.({FILES.pattern}|{PLAN_FILES.pattern})\.[0-9]+\.new")
     found = [path for path in folder.glob(".*.new") if named.fullmatch(path.name)]
     found += [path for path in folder.glob("results/.*") if re.fullmatch(r"\..+\.jsonl\.[0-9]+\.new", path.name)]
@@ -165,16 +142,16 @@ def half_replaced(folder: Path) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Tell if it is a regular file, and no link to one."""
+    """Tell if it is a regular file and not a link."""
     return path.is_file() and not path.is_symlink()
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Replace a file by `text`, or parts of one, at once: a reader sees the old file or the new one."""
+    """Replace a file by `text` or its parts; a reader sees the old file or the new one."""
     beside = name_beside(path)
     try:
         with open(beside, "wb") as file:
-            # Without a time: equal content is an equal file.
+            # Without a time, so that equal contents are equal files.
             is_packed = path.suffix == PACKED
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) if is_packed else nullcontext(file) as stream:
                 for part in [text] if isinstance(text, str) else text:
@@ -183,17 +160,15 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except (OSError, UserError) as error:
-        # On a full disk what was written so far is in the way.
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            # The user knows no other file.
             error.filename = str(path)
         raise
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
+    """Wait until the content of a file, or the names of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,25 +22,24 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.text import MAX_JSON_BYTES, OneLine, parse_json, read_bounded, unlinked_log
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout or, where the package is installed without it, the folder that packages lie in."""
+"""The checkout, or the folder of an installed package."""
 
 
 def data_root() -> Path:
-    """The folder whose data/ has corpora: the checkout or, without one, the folder that the process is in."""
+    """The folder whose data/ has corpora: the checkout or, without one, the current folder."""
     return ROOT if is_checkout(ROOT) else Path.cwd()
 
 
 IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)
-"""Errors of the system where a folder or a link has the name of a file, or a file that of a folder."""
+"""Errors of a folder or link in place of a file, or of a file in place of a folder."""
 
 
 @contextmanager
 def holding(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Make the folder and keep other processes of attnbench out of it; see `locks.folder_lock`.
+    """Make the folder and lock it against other processes of attnbench; see `locks.folder_lock`.
 
     Raises:
-        UserError: the folder cannot be made, another process holds it, or what is inside could not read or write: a
-            full disk, a folder that may not be written or is gone.
+        UserError: the folder cannot be made or written, or is gone; another process holds it; the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,18 +49,17 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
         ) from error
     try:
         with folder_lock(folder, waits=waits):
-            # What a process that was killed was about to rename: nobody else can be writing it now.
+            # Left by a killed process.
             for stale in half_replaced(folder):
                 stale.unlink()
             yield
     except OSError as error:
-        # Of a renaming that failed the second name is the file's, the first that of what was to replace it.
+        # Of a failed renaming the second name is that of the file.
         where = error.filename2 or error.filename or folder
         raise UserError(f"{where}: {error.strerror or error}; {_way_out(error)}") from error
 
 
 def _way_out(error: OSError) -> str:
-    """The way out, for the same command to go on."""
     if error.errno in IN_THE_WAY:
         return "it is in the way: once it is renamed or removed, the same command goes on"
     if error.errno == errno.ENOENT:
@@ -71,11 +69,11 @@ def _way_out(error: OSError) -> str:
 
 @contextmanager
 def recording(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Hold the folder, its train.log for all that is logged inside, and its failed.txt for an error.
+    """Hold the folder; write its train.log, and its failed.txt after an error.
 
     Raises:
         UserError: as `holding`.
-        Interrupted: a signal came, and nothing inside has handled it.
+        Interrupted: a signal that was not handled inside.
     """
     with recording_each([folder], waits=waits, is_done=lambda folder: False):
         yield
@@ -83,13 +81,13 @@ def recording(folder: Path, *, waits: bool) -> Iterator[None]:
 
 @contextmanager
 def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[Path], bool]) -> Iterator[None]:
-    """Hold several folders whose work is done together, each as `recording` holds one.
+    """Hold several folders as `recording` does.
 
     Args:
-        is_done: true of a folder whose own work was done before an error.
+        is_done: tells if the work of a folder was finished before an error.
     """
     with ExitStack() as held:
-        # In one order, so that two processes that want the same folders do not wait for each other.
+        # Sorted, so that two processes do not wait for each other.
         for folder in sorted(folders):
             held.enter_context(holding(folder, waits=waits))
         with ExitStack() as stack:
@@ -99,7 +97,7 @@ def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[P
                 with interruptible("interrupted; the same command goes on from what was kept"):
                     yield
             except Exception as error:
-                # The folder tells what became of the run, whoever looks at it later; unless it is what failed.
+                # Suppressed: the folder may be the failure.
                 for folder in folders:
                     if not is_done(folder):
                         with suppress(OSError):
@@ -110,7 +108,7 @@ def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[P
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk cuts short, without a traceback on the terminal for every line of it."""
+    """Log file that ignores a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
@@ -125,7 +123,7 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
     handler.setFormatter(OneLine("%(asctime)s %(message)s"))
     logger = logging.getLogger("attnbench")
     stack.callback(logger.setLevel, logger.level)
-    # Called from Python, where nobody has asked for these lines on the terminal, the file has them all the same.
+    # The file has these lines even if the terminal does not show them.
     logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
     logger.addHandler(handler)
     stack.callback(handler.close)
@@ -133,16 +131,16 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> None:
-    """config.yaml: the settings as given, and what they were resolved to."""
+    """Write config.yaml: the given settings and the resolved ones."""
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     replace_file(folder / "config.yaml", text)
 
 
 def first_environment(folder: Path) -> dict[str, Any]:
-    """The environment of a training's first sitting.
+    """Read the environment of a training's first sitting.
 
     Raises:
-        UserError: nobody knows it any more.
+        UserError: its file is missing or altered.
     """
     path = folder / "environment.json"
     try:
@@ -156,10 +154,9 @@ def first_environment(folder: Path) -> dict[str, Any]:
 
 
 def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
-    """The environment as it is now, kept in the folder.
+    """Keep the present environment in the folder, and return it.
 
-    environment.json is that of the first sitting. A later one, or an evaluation made later, on another commit or
-    machine has a file of its own, so that every row's `environment` can be looked up.
+    environment.json is that of the first sitting; another one has a file of its own, named by its id.
     """
     stamp = environment(device, ROOT)
     text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"

@@ -1,7 +1,7 @@
-"""The identity that a result is kept under: a hash of its settings and of the code that decides its numbers.
+"""The identity of a result: a hash of its settings and of the code that decides its numbers.
 
-Of attnbench's own code that is NUMBERS_VERSION, whose integers are raised by hand; of a class from elsewhere it is the
-source itself, because nobody raises anything there, and of a layer of flash-linear-attention the library's version.
+The code is represented by NUMBERS_VERSION for attnbench, by its source for a class from elsewhere, and by the library's
+version for a layer of flash-linear-attention.
 """
 
 import ast
@@ -24,11 +24,11 @@ TRAINED = ("data", "mixers", "model", "training")
 LIBRARY = "flash-linear-attention"
 
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders in which everybody's packages lie beside each other."""
+"""Folders of installed packages."""
 
 
 def config_hash(identity: Any) -> str:
-    """Eight hex digits. Neutral values (null, false) are left out, so that a new option changes no old hash."""
+    """Return eight hex digits. Neutral values (null, false) are left out, so that a new option changes no old hash."""
 
     def without_neutral(value: Any) -> Any:
         if isinstance(value, dict):
@@ -39,28 +39,26 @@ def config_hash(identity: Any) -> str:
 
 
 def hashed_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a mixer that enter an identity: not those that are "none", the neutral value of a choice, which is
-    left out as null and false are."""
+    """The options of a mixer without those that are "none", the neutral value of a choice."""
     return {name: value for name, value in options.items() if value != "none"}
 
 
 def hash_with_code(content: list[Any], code: dict[str, Any]) -> str:
-    """The `config_hash` of what a result is of and of what `code_of` says of its code."""
+    """The `config_hash` of a result's content and of its code, see `code_of`."""
     return config_hash([*content, code] if code else content)
 
 
 def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
-    """Describe the code that an identity has to hold, empty where none is:
+    """Describe the code in an identity:
 
         {"numbers_version": {"model": 1}, "sources": {"average.Average": "6dc9...e1"}}
 
     Args:
-        targets: classes that take part, of mixers those of `class_named`.
-        parts: entries of NUMBERS_VERSION whose code takes part; 0 is left out.
+        targets: classes, for mixers those of `class_named`.
+        parts: entries of NUMBERS_VERSION; 0 is left out.
 
     Raises:
-        UserError: a class outside attnbench that is not installed, may not be imported, or has no source that can be
-            read.
+        UserError: a class outside attnbench is not installed, may not be imported, or has no readable source.
     """
     versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
     sources = {target: _code(target) for target in targets if not is_own(target)}
@@ -68,8 +66,7 @@ def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
 
 
 def _code(target: str) -> str:
-    """Return what tells the code of a class outside attnbench apart: its source, of flash-linear-attention's its
-    version."""
+    """Return the hash of a source, or the version of flash-linear-attention."""
     if target.startswith("fla.layers."):
         try:
             return f"{LIBRARY} {metadata.version(LIBRARY)}"
@@ -83,20 +80,20 @@ def _code(target: str) -> str:
 
 @functools.cache
 def _source(module: ModuleType) -> str:
-    """The sha256 of a module's source and that of all modules beside it that it imports, one through the other.
+    """The sha256 of a module and of all modules beside it that it imports, directly or not.
 
-    Of each the syntax tree without docstrings, so that comments, layout and documentation change nothing. Kept for the
-    module object, as Python keeps that: what is edited while a process runs is not what the process runs.
+    Syntax trees without docstrings are hashed, so that comments and layout change nothing. The hash is kept with the
+    module object: a file that is edited later is not what runs.
 
     Raises:
-        UserError: a file is missing, is no Python, or cannot be read.
+        UserError: a file is missing or is not readable Python.
     """
     name = getattr(getattr(module, "__spec__", None), "name", module.__name__)
     path = Path(getattr(module, "__file__", None) or "")
     is_package = path.name == "__init__.py"
     root = path.parents[name.count(".") + is_package] if path.suffix == ".py" else path
     if root.name in INSTALLED:
-        # Beside it lies everything that is installed; its own is what it came with.
+        # Only its own package counts, not every installed one.
         root, prefix = root / name.partition(".")[0], (name.partition(".")[0],)
     else:
         prefix = ()
@@ -129,8 +126,7 @@ def _syntax_tree(name: str, path: Path) -> ast.Module:
 def _beside(
     tree: ast.Module, package: list[str], root: Path, prefix: tuple[str, ...]
 ) -> Iterator[tuple[str, Path, bool]]:
-    """The modules under `root` that a module of `package` imports, the packages on the way to them included: name,
-    file, and whether it is a package."""
+    """The modules under `root` that a module imports, and their parent packages: name, file, is_package."""
     for name in _imported(tree, package):
         parts = tuple(name.split("."))
         if parts[0] == "attnbench" or parts[: len(prefix)] != prefix:
@@ -144,7 +140,7 @@ def _beside(
 
 
 def _imported(tree: ast.Module, package: list[str]) -> Iterator[str]:
-    """Full names of what a module imports, wherever the import stands; the last part may be a name inside a module."""
+    """Full names of imports anywhere in a module; the last part may be a name inside a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

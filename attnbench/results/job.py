@@ -1,4 +1,4 @@
-"""One job: an identity, a folder and rows, as a training, a measurement and a cell of an operator table have them.
+"""One job: an identity, a folder and rows, of a training, a measurement or a cell of an operator table.
 
 outputs/<experiment>/.../  config.yaml environment.json train.log failed.txt results/<evaluation>-<hash>.jsonl
 """
@@ -27,16 +27,16 @@ class Job(ABC):
     """Work that leaves one results file in its folder.
 
     Attributes:
-        label: for people: recall linear, num_pairs 16, lr 0.03, seed 0.
-        experiment: the folder under outputs/ that it belongs to.
-        evaluation: what its rows are of: an evaluation, a bench, or TRAINING.
-        config_hash: its identity, eight hex digits of all that can change its numbers.
-        folder: shared with others where they are of one model.
+        label: name for people: recall linear, num_pairs 16, lr 0.03, seed 0.
+        experiment: its folder under outputs/.
+        evaluation: of its rows: an evaluation, a bench, or TRAINING.
+        config_hash: its identity, eight hex digits of everything that can change its numbers.
+        folder: shared by the jobs of one model.
         device: locked while it runs.
-        rerun: run although its results are complete.
-        shares_device: others run on the device at the same time.
+        rerun: run although its results exist.
+        shares_device: other jobs run on the device at the same time.
         plots: (metric, axis) pairs of its evaluation, the headline first.
-        failure: set by `rows` where the rows say why there are no numbers and the command ends with an error anyway.
+        failure: error of the command after the rows have been written; set by `rows`.
     """
 
     label: str
@@ -57,39 +57,38 @@ class Job(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[Measurement]:
-        """Measure; each number as soon as it is known."""
+        """Measure, and yield each number as soon as it is known."""
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
         """Columns of `Identity` that only the job knows: mixer, variant, backend, model, parameters, seq_len, seed,
-        precision and corpus; `run` where that is not the name of the folder, and `num_devices` where a model may have
-        been trained on several."""
+        precision and corpus; `run` if it is not the folder's name, `num_devices` if there may be several."""
 
     def devices(self) -> list[torch.device]:
-        """All that it computes on, in an order that is the same for every job."""
+        """All devices it computes on, in one order for all jobs."""
         return [self.device]
 
     def row_settings(self) -> dict[str, Any]:
-        """Settings of all its rows, beside those of each measurement."""
+        """Settings of all its rows."""
         return {}
 
     def protocol(self) -> dict[str, Any] | None:
-        """Rules that its scores are judged by, see `results.protocol`; None for what no verdict is about."""
+        """Rules of its scores, see `results.protocol`; None if no verdict is about them."""
         return None
 
     def config(self) -> dict[str, Any] | None:
-        """Content of config.yaml; None leaves the file as it is."""
+        """Content of config.yaml; None leaves the file."""
         return None
 
     def begin(self) -> dict[str, Any]:
-        """Make the folder ready; return the environment of the rows, see `machine.environment.environment`."""
+        """Prepare the folder; return the environment of the rows."""
         config = self.config()
         if config is not None:
             write_config(self.folder, config)
         return stamp_environment(self.folder, self.device)
 
     def announce(self, *, done: bool) -> None:
-        """Say what is about to run, or that it was done before."""
+        """Log what is about to run, or that it was done before."""
         if not done:
             log.info(self.label)
 
@@ -99,15 +98,15 @@ class Job(ABC):
 
 
 def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True) -> None:
-    """Run jobs of one folder on one device, in order, each unless its results are there.
+    """Run the jobs of one folder that have no results, in order.
 
     Args:
-        shares_device: others run on the device at the same time; nothing is timed then.
+        shares_device: other jobs run on the device at the same time; nothing is timed.
         waits: for another process that holds the folder; otherwise that is an error.
 
     Raises:
-        UserError: what a job raised, or its failure once all have their rows.
-        Interrupted: a signal asked to stop, and what is worth it is kept.
+        UserError: of a job, or its failure once all have their rows.
+        Interrupted: a signal asked to stop, and the state is kept.
     """
     with ExitStack() as held:
         held.enter_context(recording(jobs[0].folder, waits=waits))
@@ -115,10 +114,10 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
             held.enter_context(device_lock(device, shared=shares_device))
         for job in jobs:
             job.shares_device = shares_device
-            # Asked inside: another process may have finished it while this one waited.
+            # Another process may have finished it while this one waited.
             done = not job.rerun and is_done(job)
             job.announce(done=done)
-            # Read where it is done: an altered file is refused by its name.
+            # Results are read too: an altered file is refused by its name.
             for _ in read_results(job.results) if done else record(job):
                 pass
             if isinstance(job.failure, Interrupted):
@@ -138,15 +137,15 @@ def record(job: Job) -> Iterator[ResultRow]:
 
 
 def is_done(job: Job) -> bool:
-    """True where its results file is there: it gets its name once it is complete."""
+    """Tell if its results file exists: a file gets its name once it is complete."""
     return job.results.exists()
 
 
 def identity(job: Job, stamp: dict[str, Any]) -> Identity:
-    """The columns that all rows of a job share.
+    """The columns shared by all rows of a job.
 
     Args:
-        stamp: the environment that measures them, see `machine.environment.environment`.
+        stamp: the environment, see `machine.environment.environment`.
     """
     shared: dict[str, Any] = {
         "experiment": job.experiment,
@@ -158,7 +157,7 @@ def identity(job: Job, stamp: dict[str, Any]) -> Identity:
 
 
 def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:
-    """Columns that say where and by which source a row was measured."""
+    """Columns of machine and source."""
     return {
         "device": stamp["device"],
         "num_devices": 1,

@@ -1,4 +1,4 @@
-"""Metrics: a line of definition each, and the primary one of an evaluation, which verdicts are about."""
+"""Metrics: their definitions, and the primary metric of an evaluation."""
 
 import math
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ DEFINITIONS = {
     "max_error": "largest relative error of output and gradients against the definition",
     "part_share": "share of a step's time",
 }
-"""One line for each metric, for a report; a metric of an evaluation from elsewhere has none."""
+"""Definition of each metric, for a report."""
 
 AXES = {
     "position_bucket": "positions 1, 2, 3 to 4, 5 to 8, ... of a window, each mark at the last of its bucket",
@@ -70,18 +70,18 @@ AXES = {
     "training_lengths": "length of the strings over that of the longest trained on",
     "budget": "most steps, or sequences, that a training may take",
 }
-"""One line for each setting of a row whose name does not say what it is."""
+"""Definition of each setting whose name does not explain it."""
 
 
 def is_timed(metric: str, unit: str) -> bool:
-    """Tell if a metric is read off a clock, so that it depends on what else the machine did."""
+    """Tell if a metric depends on time, and so on the load of the machine."""
     shares = ("achieved_tflops", "ceiling_fraction", "roofline_fraction", "speedup")
     return unit in ("s", "ms") or metric.endswith(("_per_second", "_seconds", "_milliseconds")) or metric in shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primary:
-    """The metric and the setting of an evaluation that variants are tested at; everything else is descriptive."""
+    """The tested metric of an evaluation; all others are descriptive."""
 
     metric: str
     kind: str
@@ -91,7 +91,7 @@ class Primary:
     settings: dict[str, Any] = field(default_factory=dict)
     """Only settings that contain these."""
     hardest: list[str] = field(default_factory=list)
-    """Settings that order cells from easy to hard, the first weighing most; "-width": a smaller one is harder."""
+    """Settings that order cells from easy to hard; "-width": smaller is harder."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -112,7 +112,7 @@ class Primary:
         return self.kind != "nats"
 
     def takes(self, metric: str, settings: Mapping[str, Any]) -> bool:
-        """Tell if a number of this metric and setting may be the primary one."""
+        """Tell if this metric and setting may be primary."""
         return metric == self.metric and self.settings.items() <= settings.items()
 
     def hardness(self, settings: Mapping[str, Any]) -> tuple[float, ...]:

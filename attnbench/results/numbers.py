@@ -3,21 +3,21 @@
 import math
 
 ROUNDING = 1e-9
-"""Two scores that differ by less are equal but for rounding: one item of a test set is more."""
+"""Scores that differ by less are equal; one item of a test set is more."""
 
 
 def reaches(value: float, level: float) -> bool:
-    """Tell if `value` is at least `level`, rounding apart: a mean of 19 of 20 is 0.95, whatever its last bits."""
+    """Tell if `value` is at least `level`, up to rounding."""
     return value >= level - ROUNDING
 
 
 def without_rounding(value: float) -> float:
-    """Round a computed mean for an order: equal means whose last bits differ keep the order in which they stand."""
+    """Round a mean, so that rounding does not decide an order."""
     return round(value, 9)
 
 
 LONG = 1e15
-"""Size from which a number is written with a power of ten."""
+"""Numbers from this size on have a power of ten."""
 
 
 def format_number(value: float) -> str:
@@ -26,13 +26,13 @@ def format_number(value: float) -> str:
 
 
 def format_within(value: float, low: float | None, high: float | None, sign: str = "") -> str:
-    """Format with no digit beyond what the value's interval supports, and at most as format_number does.
+    """Format with the digits that the interval supports, at most those of format_number.
 
-    Half the interval's width keeps two significant digits where they are 10 to 35, else one, as the Particle Data
-    Group rounds errors.
+    Half the interval's width keeps two significant digits if they are 10 to 35, otherwise one, as in the rounding rule
+    of the Particle Data Group.
 
     Args:
-        sign: "+" to write that of positive numbers too.
+        sign: "+" to show the sign of positive numbers.
     """
     decimals = _num_decimals(low, high)
     if abs(value) >= LONG:
@@ -57,10 +57,10 @@ def _num_decimals(low: float | None, high: float | None) -> int | None:
 
 
 def format_interval(low: float | None, high: float | None, sign: str = "", *, is_of_difference: bool = False) -> str:
-    """Format as `[low, high]` with the digits that its width supports; empty where there is no interval.
+    """Format as `[low, high]` with the digits that its width supports; empty without an interval.
 
     Args:
-        is_of_difference: an end that would be rounded to 0 and is not keeps a digit: whether 0 is inside is a verdict.
+        is_of_difference: an end that rounds to 0 keeps a digit, so that the verdict can be seen.
     """
     if low is None or high is None:
         return ""
@@ -72,7 +72,7 @@ def format_interval(low: float | None, high: float | None, sign: str = "", *, is
 
 
 def percent_of_nats(nats: float) -> float:
-    """Return by how many percent a perplexity is higher that is `nats` above another's; infinite past all numbers."""
+    """Return the difference in nats as percent of a perplexity."""
     try:
         return 100 * math.expm1(nats)
     except OverflowError:

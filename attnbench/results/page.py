@@ -13,14 +13,13 @@ from attnbench.settings.text import markdown_text, without_paths
 
 
 def check_target(target: Path, sources: Sequence[Path]) -> None:
-    """Check the folder of a page before anything is written there.
+    """Check the folder of a page.
 
     Args:
-        sources: folders that the page is made of.
+        sources: folders of the page's rows.
 
     Raises:
-        UserError: one of them is no folder; or the page would lie in one, or around it, where its results.csv would
-            pass for that of the experiment.
+        UserError: a source is missing, or page and source lie in each other, so that results.csv would be read twice.
     """
     for source in sources:
         if not source.is_dir():
@@ -46,17 +45,17 @@ def write_page(
     """Write a published page.
 
     Args:
-        target: docs/results/<table>-<machine>; what other files it holds stays.
-        parts: paragraphs of Markdown and tables, in order; empty paragraphs are left out.
-        rows: everything that results.csv gets.
-        environments: stamps by fingerprint, each written as environment-<fingerprint>.json.
-        files: text of further files, by name.
-        is_packed: whether the rows are compressed, as results.csv.gz.
+        target: docs/results/<table>-<machine>; its other files stay.
+        parts: paragraphs of Markdown and tables; empty ones are left out.
+        rows: of results.csv.
+        environments: by fingerprint, each written as environment-<fingerprint>.json.
+        files: further texts by file name.
+        is_packed: write results.csv.gz.
     """
     target.mkdir(parents=True, exist_ok=True)
     names = (PACKED_TABLE, TABLE) if is_packed else (TABLE, PACKED_TABLE)
     write_csv(rows, target / names[0])
-    # One that was published in the other form would be the older rows.
+    # The other form would hold older rows.
     (target / names[1]).unlink(missing_ok=True)
     write_environments(target, environments)
     for name, text in (files or {}).items():
@@ -72,7 +71,7 @@ def made_by(commands: Iterable[str], sentences: str) -> str:
 
 
 def listed_values(rows: Iterable[ResultRow], column: str) -> str:
-    """List the different values of a column as Markdown, with commas between; rows that have none are left out."""
+    """List the distinct values of a column as Markdown."""
     values = dict.fromkeys(getattr(row.identity, column) for row in rows)
     return ", ".join(markdown_text(str(value)) for value in values if value)
 

@@ -1,7 +1,6 @@
-"""Rules of verdicts, and their short name in every row: the rules that stood when a number was measured.
+"""Rules of verdicts, and their id in every row, as they were when it was measured.
 
-Whoever changes a rule that no number below says raises RULES_VERSION by hand. The name is no part of a `config_hash`:
-one cell may be judged by several rules, and none of them changes its numbers.
+Raise RULES_VERSION with a rule that no number below describes. The id is not part of `config_hash`.
 """
 
 from collections.abc import Mapping
@@ -12,10 +11,10 @@ from attnbench.results.identity import config_hash
 from attnbench.results.metrics import Primary
 
 RULES_VERSION = 1
-"""Version of the rules that no other number here says: pairing by seed, failed seeds at chance, families."""
+"""Version of rules without a number here: pairing by seed, failed seeds at chance, families."""
 
 SIGNIFICANCE = 0.05
-"""Error of a family of tests, and of a family of equivalence tests."""
+"""Error of a family of tests and of equivalence tests."""
 
 TEST_NAMES = {
     "nats": "Student's paired t-test",
@@ -25,20 +24,20 @@ TEST_NAMES = {
 """Test by kind of primary metric; `verdict.family.TESTS` has them under these names."""
 
 PROTOCOL = "protocol"
-"""Setting of every row of a mixer: the name of the rules that it was measured under."""
+"""Setting of rows: id of the protocol."""
 
 
 def rules() -> dict[str, Any]:
-    """Describe the present rules that all evaluations have in common."""
+    """Describe the rules shared by all evaluations."""
     return {"version": RULES_VERSION, "significance": SIGNIFICANCE, "adjustment": "Holm", "tests": dict(TEST_NAMES)}
 
 
 def protocol_of(primary: Primary | None, stop: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Describe what is said about an evaluation's scores and how: rules, primary metric with its margin, stop rule.
+    """Describe the rules of an evaluation: shared ones, primary metric with margin, stop rule.
 
     Args:
-        primary: None where every number of the evaluation is descriptive.
-        stop: the rule by which its trainings end before their budget; None: they do not.
+        primary: None if every number is descriptive.
+        stop: rule by which trainings end early; None: they do not.
     """
     return {
         "rules": rules(),

@@ -1,8 +1,7 @@
-"""Removal of runs and checkpoints: what would go and what is lost with it, and the removal itself.
+"""Removal of runs and checkpoints: the plan, its losses, and the removal.
 
-Only files with names that attnbench gives are removed, in folders whose own files say that they are a run's. Other
-files stay, links are not followed, and folders that a process holds are left alone. A run stays as a whole where one of
-its checkpoints has a file of the user's in it. No finished results are removed.
+Only files with names of attnbench are removed, in folders that identify themselves as runs. Links are not followed,
+held folders and finished results stay, and so does a run with a file of the user's in a checkpoint.
 """
 
 import os
@@ -31,21 +30,21 @@ LOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """One folder and what goes of it."""
+    """One folder and its files to remove."""
 
     run: Run
     paths: list[Path]
-    """Files, and folders that go with all that is in them."""
+    """Files, and folders with everything in them."""
     num_bytes: int
     loss: str
-    """Loss that comes with it, in words."""
+    """What is lost, in words."""
     remains: list[str]
-    """Names in the folder that are not attnbench's, and for which it stays."""
+    """Other files, for which the folder stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """Parts of some runs that would go, and parts that stay although they might be meant."""
+    """Removals, and runs that stay although they were meant."""
 
     removals: list[Removal]
     kept: dict[str, list[Run]]
@@ -53,7 +52,7 @@ class Pruning:
 
 
 def plan_pruning(runs: Sequence[Run], kind: str, outputs: Path) -> Pruning:
-    """Say what would go, of the runs that `kind` is about; see settings.runs.PRUNED."""
+    """Plan the removal of a kind, see settings.runs.PRUNED."""
     removals, kept = [], {}
     holders = {name: folder_holder(outputs / name) for name in dict.fromkeys(run.experiment for run in runs)}
     for run in (run for run in runs if _is_meant(run, kind)):
@@ -74,7 +73,6 @@ def _is_meant(run: Run, kind: str) -> bool:
 
 
 def _obstacle(run: Run, kind: str) -> str:
-    """Return why a run that nobody holds stays; empty where it may go."""
     if not _is_ours(run):
         return "no config.yaml or results file in it says that attnbench made it"
     # Results behind a link are not read, so that a finished run looks unfinished.
@@ -105,7 +103,6 @@ def _is_ours(run: Run) -> bool:
 
 
 def _inside(run: Run, name: str) -> list[Path]:
-    """List what lies in a folder of the run; nothing where it is none, or a link."""
     folder = run.folder / name
     return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
@@ -116,7 +113,7 @@ def _removal(run: Run, kind: str) -> Removal:
     if kind in ("unfinished", "failed"):
         paths += [path for path in _inside(run, "results") if RESULTS.fullmatch(path.name) and is_file(path)]
         files = [path for path in sorted(run.folder.iterdir()) if FILES.fullmatch(path.name) and is_file(path)]
-        # The file by which the folder is known for a run's goes last: what a removal that is cut off leaves can go too.
+        # config.yaml goes last: it identifies the folder if the removal is interrupted.
         paths += [*half_replaced(run.folder), *sorted(files, key=lambda path: path.name == CONFIG)]
         remains = _remains(run, paths)
     num_bytes = sum(map(_size, paths))
@@ -131,7 +128,7 @@ def _loss(run: Run, kind: str) -> str:
 
 
 def _remains(run: Run, paths: Sequence[Path]) -> list[str]:
-    """Name the files that are not attnbench's, as the user knows them."""
+    """Name the files that are not attnbench's."""
     gone = {*paths, run.folder / ".lock"}
     left = []
     for parent, folders, names in os.walk(run.folder):
@@ -142,22 +139,20 @@ def _remains(run: Run, paths: Sequence[Path]) -> list[str]:
 
 
 def _checkpoints(run: Run) -> list[Path]:
-    """List folders with names of checkpoints, and links with such names."""
     named = [path for path in _inside(run, "checkpoint") if CHECKPOINT.fullmatch(path.name)]
     return [path for path in named if path.is_dir() or path.is_symlink()]
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
     if not path.is_dir():
         return path.lstat().st_size
     return sum(Path(parent, name).lstat().st_size for parent, _, names in os.walk(path) for name in names)
 
 
 def remove(pruning: Pruning, kind: str, outputs: Path) -> Iterator[tuple[Removal, str]]:
-    """Remove what the plan says, and yield each with the reason why it was left after all; empty where it is gone.
+    """Carry out the removals, and yield each with the reason why it stays; empty: it is gone.
 
-    Each folder is held while it is removed and looked at once more: another process may have gone on with it.
+    Each folder is locked and checked again.
     """
     for removal in pruning.removals:
         run = removal.run

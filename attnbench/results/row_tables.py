@@ -1,7 +1,4 @@
-"""results.csv, the rows of a table that is kept or published, and the machines that they are of beside it.
-
-Of a comparison that is published it is results.csv.gz, a thirtieth as long: its rows are of hundreds of trainings.
-"""
+"""results.csv, or results.csv.gz of a published comparison, and the environments of its rows."""
 
 import csv
 import io
@@ -19,23 +16,22 @@ from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded_byt
 TABLE, PACKED_TABLE = "results.csv", f"results.csv{PACKED}"
 
 MAX_ROWS = 2**18
-"""Most lines of a table: six times those of the longest that is published."""
+"""Most lines of a table, six times the longest published one."""
 
 NUMBER_COLUMNS = {
     **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
-    # A whole number stays one, so that a file that is read and written again is the same.
+    # Integers stay integers, so that files round-trip.
     **dict.fromkeys(
         ("value", "low", "high"), lambda text: whole_number(text) if text.lstrip("-").isdigit() else float(text)
     ),
 }
-"""Columns of numbers, and what reads them; empty where there is none."""
+"""Parsers of numeric columns; empty means None."""
 
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
-    """Write results.csv, compressed where the name ends in .gz: COLUMNS in order, settings as a JSON object, empty
-    where there is no number; of texts what a terminal would obey is spelled out, and reasons name no absolute path.
+    """Write results.csv or results.csv.gz: COLUMNS in order, settings as a JSON object in their own order.
 
-    Settings keep their order, in which a report of the table lists them, as the one of the run's own rows does.
+    Texts are escaped for terminals; reasons have no absolute paths.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
@@ -50,13 +46,13 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
 
 
 def table_of(folder: Path) -> Path:
-    """Return the table of a folder, as it is or compressed; the former's name where it has none."""
+    """Return results.csv or results.csv.gz of a folder; the former if there is none."""
     packed = folder / PACKED_TABLE
     return packed if packed.exists() else folder / TABLE
 
 
 def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
-    """Write environment-<id>.json of each into the folder, and remove those of rows that stood there before."""
+    """Write environment-<id>.json for each, and remove former ones."""
     for path in set(target.glob(f"environment-{HASH}.json")) - {target / f"environment-{name}.json" for name in stamps}:
         path.unlink()
     for name, stamp in stamps.items():
@@ -74,7 +70,7 @@ def read_csv(path: Path) -> list[ResultRow]:
         if content.count(b"\n") > MAX_ROWS:
             raise UserError(f"{path}: more than the {MAX_ROWS} rows that such a file may have")
         lines = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""))
-        # A row at a time: an empty one takes a hundred times its bytes, and is refused before there is a second.
+        # Row by row: an empty row takes a hundred times its bytes.
         return [_row(path, number, line) for number, line in enumerate(lines, start=2)]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV ({error})") from error

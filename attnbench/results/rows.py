@@ -1,7 +1,4 @@
-"""Result rows: a measurement and its identity.
-
-Text is stored as it was given; who prints it to a terminal escapes it.
-"""
+"""Result rows: a measurement and its identity. Text is stored as given, and escaped when it is printed."""
 
 import json
 from collections.abc import Iterable
@@ -27,24 +24,22 @@ DEVICE = "device"
 """The `variant` of measurements of the device itself."""
 
 HASH = "[0-9a-f]" * 8
-"""Pattern of a hash in the names of files, for glob; files under other names beside them are the user's."""
+"""Pattern of a hash in file names, for glob."""
 
 TEST_OF_BEST = {"split": "test", "checkpoint": "best"}
-"""Settings of the scores that compare trained models: rates and checkpoints are chosen on validation data."""
+"""Settings of the scores that compare trained models."""
 
 MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
-"""Settings of every row of a mixer: its options as it was built, and all that the evaluation was set to. Of the latter
-those that tell rows apart are axes, see verdict/axes.py."""
+"""Settings of every row of a mixer: its options as built, and those of the evaluation; see verdict/axes.py for axes."""
 
 IMPORTED = "imported"
-"""Setting of every row of a cell that was measured elsewhere: a list of marks, one for each import, see
-comparison/imports.py."""
+"""Setting of every row of an imported cell: a mark for each import, see comparison/imports.py."""
 
 NUMBERS = ("batch_size", "budget", "chance", "learning_rate", "length", "num_pairs", "sequence_length", "width")
 """Settings that verdicts and pages compute with."""
 
 MAX_NUMBER = 1e100
-"""Largest number of a row: sums and squares of such numbers are finite."""
+"""Largest number of a row; sums and squares of such numbers are finite."""
 
 COLUMNS = (
     *("schema", "experiment", "run", "mixer", "variant", "backend", "model", "parameters", "seq_len", "evaluation"),
@@ -56,11 +51,10 @@ COLUMNS = (
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """One number, or the status that says why there is none.
+    """One number, or a status with the reason why there is none.
 
     Raises:
-        ValueError: an unknown status, a number beside a status other than ok, a number beyond MAX_NUMBER, a missing
-            number or reason, or one of NUMBERS that is no number.
+        ValueError: these contradict each other, a number is beyond MAX_NUMBER, or one of NUMBERS is not a number.
     """
 
     metric: str
@@ -109,7 +103,7 @@ class Measurement:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Identity:
-    """Origin of rows: the columns that every row of one results file shares."""
+    """The columns shared by the rows of one results file."""
 
     experiment: str
     run: str
@@ -145,24 +139,24 @@ class ResultRow:
     identity: Identity
     measurement: Measurement
     sitting: str = field(default="", compare=False)
-    """When the command that measured it was started, as its file says; empty where it does not. No column."""
+    """Start of the command that measured it, if its file says; not a column."""
 
     @property
     def measured_in(self) -> str:
-        """The sitting, as far as it is known, and the environment: rows of several have no common load."""
+        """The sitting, if known, and the environment: rows that differ in it had another load."""
         return f"{self.sitting} {self.identity.environment}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Write the row under the names and in the order of COLUMNS; its settings are the row's own."""
+        """Return the row by the names and in the order of COLUMNS."""
         content: dict[str, Any] = {"schema": SCHEMA}
-        # Without the copy of all settings that `asdict` makes: a table has rows by the ten thousand.
+        # Without the copies of `asdict`: a table may have ten thousand rows.
         for part in (self.identity, self.measurement):
             content |= {entry.name: getattr(part, entry.name) for entry in fields(part)}
         return {name: content[name] for name in COLUMNS}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ResultRow":
-        """Read the row that `to_dict` gave.
+        """Read a row of `to_dict`.
 
         Raises:
             ValueError: another schema number, a column missing or unknown, or a measurement that contradicts itself.
@@ -185,7 +179,7 @@ class ResultRow:
 
 
 def is_search(seed: int | str) -> bool:
-    """Tell if rows of a seed are those of a search of the learning rate, which stand in no table."""
+    """Tell if a seed is one of a search, whose rows stand in no table."""
     return isinstance(seed, int) and seed >= SELECTION_SEED
 
 

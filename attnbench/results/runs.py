@@ -1,4 +1,4 @@
-"""Runs and cells that lie under outputs/, as a list has them: read without torch, and without writing anything.
+"""Runs and cells under outputs/, read without torch and without writing.
 
 A run's folder ends in the eight hex digits of its identity and holds what attnbench writes there; others are passed by.
 """
@@ -34,15 +34,15 @@ MAX_NEAR = 4
 """Names that a message about an unknown or ambiguous one lists."""
 
 PREFERRED = ({"split": "test"}, {"split": "validation"}, {"checkpoint": "best"}, {"context": "full"})
-"""Settings by which the row is chosen that stands for a results file: each, in turn, where any row has it."""
+"""Settings of the row that stands for a results file, applied in turn as long as a row has them."""
 
 TIMED = ("tokens_per_second", "decode_tokens_per_second", "training_peak_mib", "step_milliseconds")
-"""Metrics of which the first that a measurement has stands for its file, at the last setting that gave a number."""
+"""Metrics that stand for a file of timings: the first that it has, at the last setting with a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One folder: a language model with the evaluations of it, a probe's training, or a measurement."""
+    """A folder of a language model, of a probe's training, or of a measurement."""
 
     folder: Path
     experiment: str
@@ -52,29 +52,29 @@ class Run:
     hash: str
     seed: int | None
     is_cell: bool
-    """It lies in cells/: nothing reads its checkpoint once its results are there."""
+    """It lies in cells/; its checkpoint is not read once it has results."""
     status: str
     """See settings.runs.STATUSES."""
     reason: str = ""
-    """Holder of a running one, end of a failed one, fault of a damaged one."""
+    """Holder, error or fault, by status."""
     step: int | None = None
     """Step of the last checkpoint to resume from."""
     modified: float
     """Last change of a file, in seconds since 1970."""
     num_bytes: int
-    """Size of all files in it; what links lead to does not count."""
+    """Size of all files; links do not count."""
     scores: Mapping[str, ResultRow] = field(default_factory=dict)
-    """By evaluation with complete results, the row that stands for it."""
+    """The row that stands for each evaluation."""
 
 
 def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list[Run]:
-    """List all runs under outputs/, those of an experiment together, the oldest first. Links to folders are passed by.
+    """List the runs under outputs/ by experiment, the oldest first; links are skipped.
 
     Args:
         experiments: names; None: all.
 
     Raises:
-        UserError: there is no such folder, or no such experiment in it.
+        UserError: outputs or an experiment does not exist.
     """
     if not outputs.is_dir():
         what = "is a file" if outputs.exists() else "no such folder"
@@ -95,7 +95,7 @@ def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list
 
 
 def experiment_of(folder: Path, outputs: Path) -> str:
-    """Return the experiment of a run's folder, in which it or the cells/ around it lies: demo, findings/parity."""
+    """Return the experiment of a run's folder: demo, findings/parity."""
     parent = folder.parent.parent if folder.parent.name == "cells" else folder.parent
     return parent.relative_to(outputs).as_posix()
 
@@ -105,7 +105,6 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         with os.scandir(folder) as entries:
             inside = [entry for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
     except OSError:
-        # Somebody else's, or removed in this moment.
         return
     for entry in inside:
         path = Path(entry.path)
@@ -118,7 +117,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
-    """Read one folder as it is in this moment, be it torn, locked or altered.
+    """Read one folder, also a locked or altered one.
 
     Args:
         is_held: by this process.
@@ -155,7 +154,6 @@ def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files below a folder, links themselves and not what they lead to."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
@@ -166,8 +164,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[str, ResultRow], str]:
-    """Read the row that stands for each evaluation, of several files of one the last, and the fault of an altered
-    file."""
+    """Read the row that stands for each evaluation, and the fault of an altered file."""
     found, fault = [], ""
     for path in sorted(files):
         named = RESULTS.fullmatch(path.name)
@@ -186,8 +183,7 @@ def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[st
 
 
 def _chosen(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Choose the row that stands for a file: of test data, the best checkpoint, full context; of what has none of
-    these, a time or a peak of memory; or else the first."""
+    """Choose the row that stands for a file, see PREFERRED and TIMED; otherwise the first."""
     scores = objects
     for wanted in PREFERRED:
         preferred = [content for content in scores if _has(content.get("settings"), wanted)]
@@ -206,7 +202,6 @@ def _has(settings: Any, wanted: Mapping[str, Any]) -> bool:
 
 
 def _first_line(path: Path) -> str:
-    """Return the first line of a failed.txt; empty where there is none."""
     try:
         return next(iter(read_bounded(path, MAX_YAML_BYTES).splitlines()), "no reason was kept")
     except FileNotFoundError:
@@ -216,10 +211,10 @@ def _first_line(path: Path) -> str:
 
 
 def keep(runs: Iterable[Run], filters: Mapping[str, Collection[str]]) -> list[Run]:
-    """Keep the runs of these variants, evaluations and statuses; each filter that is absent keeps all.
+    """Keep the runs that match all filters.
 
     Raises:
-        UserError: a variant or an evaluation that no run has, with those that there are.
+        UserError: no run has such a variant or evaluation; names similar ones.
     """
     runs = list(runs)
     for name, is_of, names_of in (("variant", _is_of_variant, _variants), ("evaluation", _is_of_evaluation, _scored)):
@@ -253,10 +248,10 @@ def _is_of_evaluation(run: Run, evaluation: str) -> bool:
 
 
 def select(runs: Sequence[Run], name: str) -> Run:
-    """Find the run that a path, a name, or the beginning of a name or hash stands for.
+    """Find a run by its path, name or hash, or the beginning of these.
 
     Raises:
-        UserError: no run is meant, or several are; names some.
+        UserError: there is none, or several.
     """
     path = Path(name).resolve()
     exact = [run for run in runs if run.folder.resolve() == path or name in (run.folder.name, run.hash)]
@@ -276,7 +271,7 @@ def select(runs: Sequence[Run], name: str) -> Run:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """End a message about an unknown name with those near it or, where none is, some that there are."""
+    """Name similar names, or some that exist."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=MAX_NEAR, cutoff=0.6)
     if near:

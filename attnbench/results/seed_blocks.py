@@ -1,5 +1,5 @@
-"""Blocks of seeds that published tables have booked, in docs/results/SEEDS: `first,last,plan` a line, or several plans
-that one table is of, with spaces between."""
+"""Seeds booked by published tables, in docs/results/SEEDS: `first,last,plan` per line, or several plans of one table
+separated by spaces."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from attnbench.settings.text import MAX_YAML_BYTES, read_bounded, whole_number
 
 
 class Block(NamedTuple):
-    """Seeds that the plans of one table alone may score, the control's among them."""
+    """Seeds that only the plans of one table may score."""
 
     first: int
     last: int
@@ -23,10 +23,10 @@ class Block(NamedTuple):
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """Read the blocks in a file; none where there is no such file.
+    """Read the blocks of a file, none without it.
 
     Raises:
-        UserError: a line that is no block, or two blocks that overlap.
+        UserError: a malformed line, or overlapping blocks.
     """
     if not path.exists():
         return []
@@ -64,6 +64,6 @@ def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> No
 
 
 def outside_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> list[int]:
-    """Return the seeds that lie in none of a plan's own blocks; none of a plan that has booked none."""
+    """Return the seeds outside of a plan's blocks; none for a plan without blocks."""
     own = [block for block in blocks if plan in block.plans]
     return [seed for seed in seeds if own and not any(block.first <= seed <= block.last for block in own)]

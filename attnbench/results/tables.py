@@ -1,7 +1,6 @@
-"""Tables of the package: one `Table` for the terminal, for Markdown and for the report, and those made of result rows.
+"""Tables: one `Table` for terminal, Markdown and report, and tables made of result rows.
 
-A table holds text as it was given; each renderer escapes it for where it goes. The report's template renders
-it as HTML.
+A table holds plain text; each renderer escapes it. The report's template renders it as HTML.
 """
 
 import re
@@ -27,21 +26,21 @@ LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 """Columns that every table of rows has, and their headers."""
 
 DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device", "num_devices", "commit")
-"""Columns that a table of rows gets only where its rows differ in them, so that no difference is hidden."""
+"""Columns that a table has only if its rows differ in them."""
 
 MAX_NAME_SHARE = 0.3
-"""Share of a terminal's width up to which the names of the lines are never broken: of 80, gated_deltanet_window."""
+"""Share of a terminal's width up to which line names are not broken."""
 
 PADDING = 2
 """Characters between two columns on a terminal."""
 
 NOTHING = "–"
-"""The cell of a number that was not measured."""
+"""Cell of a missing number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """A cell of more than its text."""
+    """A cell with notes or a mark."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -61,16 +60,16 @@ class Table:
     lines: Sequence[Sequence[str | TableCell]]
     """Cells of each line, as many as there are headers."""
     lead: str = ""
-    """Paragraph above the table, without which its numbers would be misread."""
+    """Paragraph above the table."""
     notes: Sequence[str] = ()
     """Paragraphs below the table."""
     title: str = ""
     num_labels: int = 1
-    """Columns from the left that say whose line it is, set left; all others are numbers, set right."""
+    """Number of label columns, set left; the others are numbers, set right."""
 
 
 def to_terminal(table: Table, width: int) -> RichTable:
-    """Render a table for a terminal of so many characters, without its notes."""
+    """Render a table without its notes for a terminal of this width."""
     title = Text(printable(table.title)) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     lines = [
@@ -85,7 +84,7 @@ def to_terminal(table: Table, width: int) -> RichTable:
         is_left = index < table.num_labels and header != LABELS["parameters"]
         # The headers of the other columns make room for the names of the lines.
         is_name = index == 0 and all(len(line[0]) <= MAX_NAME_SHARE * width for line in lines)
-        # A name that will be too wide is broken between its words, not in the middle of one.
+        # Break a wide name between its words.
         text = printable(header)
         rich_table.add_column(
             Text(text if len(text) <= share else text.replace("_", "_\n")),
@@ -142,14 +141,14 @@ class MetricColumn:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def takes(self, row: ResultRow) -> bool:
-        """Tell if the row's number belongs into this column."""
+        """Tell if the row belongs into this column."""
         is_metric = (row.identity.evaluation, row.measurement.metric) == (self.evaluation, self.metric)
         return is_metric and self.settings.items() <= row.measurement.settings.items()
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """Columns of a summary: the settings of a metric that an evaluation is summed up by."""
+    """Columns of a summary: metric and settings that sum up an evaluation."""
 
     metric: str
     header: str
@@ -158,20 +157,20 @@ class Headline:
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """Only settings that contain these."""
     axes: tuple[str, ...] = field(default=(), kw_only=True)
-    """Settings that order the columns, the first weighing most."""
+    """Settings that order the columns."""
     pick: str = field(default="largest", kw_only=True)
-    """each | largest | smallest by the axes, of the settings that most variants have a number at."""
+    """each | largest | smallest by the axes, among the settings for which most variants have a number."""
     label: tuple[str, ...] | None = field(default=None, kw_only=True)
-    """Settings whose values stand in the header; None: the first of the axes."""
+    """Settings shown in the header; None: the first axis."""
     judged_by: str = field(default="", kw_only=True)
-    """Primary metric whose verdicts at the same settings mark this column; empty: the metric's own."""
+    """Primary metric whose verdicts mark this column; empty: its own metric."""
 
 
 def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
-    """Return the lead of a table that has timings of several sittings in one column; empty where none has.
+    """Return the lead of a table with timings of several sittings in one column, otherwise nothing.
 
     Args:
-        sittings: by the header of each timed column, those that its numbers were measured in.
+        sittings: of the numbers of each timed column, by header.
     """
     mixed = [header for header, names in sittings.items() if len({*names}) > 1]
     if not mixed:
@@ -182,7 +181,7 @@ def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
 def comparison_tables(
     rows: Iterable[ResultRow], columns: Sequence[MetricColumn], swept: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[Table]:
-    """Make a `comparison_table` of each corpus, in the order in which the rows name them."""
+    """Make a `comparison_table` for each corpus."""
     by_corpus: dict[str | None, list[ResultRow]] = {}
     for row in rows:
         by_corpus.setdefault(row.identity.corpus, []).append(row)
@@ -192,15 +191,13 @@ def comparison_tables(
 def comparison_table(
     rows: Iterable[ResultRow], columns: Sequence[MetricColumn], swept: Mapping[str, Mapping[str, str]] | None = None
 ) -> Table:
-    """Make a table of one line per variant and whatever else the rows differ in, titled with the corpus.
-
-    A cell without a number shows its status, and a dash where nothing was measured.
+    """Make a table with one line per variant and further difference, titled by corpus.
 
     Args:
-        swept: by run, settings that rows do not name, as text; each in which the runs differ gets a column.
+        swept: settings that rows do not have, by run; those that differ get a column.
 
     Raises:
-        UserError: the rows come from several corpora, or two of them belong into one cell.
+        UserError: the rows come from several corpora, or two belong into one cell.
     """
     rows = list(rows)
     corpus = same_corpus(rows)
@@ -239,13 +236,12 @@ def comparison_table(
 
 
 def _differing(swept: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """List the settings in which runs differ."""
     known = dict.fromkeys(name for given in swept.values() for name in given)
     return [name for name in known if len({given.get(name) for given in swept.values()}) > 1]
 
 
 def _last_names(settings: Sequence[str]) -> list[str]:
-    """Shorten settings to the last of their names, which a terminal has room for: learning rate."""
+    """Shorten settings to the last part of their names."""
     last = [name.rpartition(".")[2].replace("_", " ") for name in settings]
     return last if len({*last}) == len(last) else list(settings)
 
@@ -253,7 +249,6 @@ def _last_names(settings: Sequence[str]) -> list[str]:
 def _grouped(
     rows: Iterable[ResultRow], labels: Callable[[ResultRow], tuple[str, ...]]
 ) -> dict[tuple[str, ...], list[ResultRow]]:
-    """Group rows by the labels of their lines."""
     lines: dict[tuple[str, ...], list[ResultRow]] = {}
     for row in rows:
         lines.setdefault(labels(row), []).append(row)
@@ -265,7 +260,7 @@ def _label(identity: Identity, name: str) -> str:
     if value is None:
         return NOTHING
     if name == "run":
-        # All that comes before the hash is said by other columns.
+        # Other columns show the rest of the name.
         return re.sub(rf".*-(?={HASH}$)", "", value)
     return f"{value:,}" if name == "parameters" else str(value)
 
@@ -282,10 +277,10 @@ def _number(group: Sequence[ResultRow], column: MetricColumn) -> str:
 
 
 def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:
-    """Read all rows of the runs in `folders`, those of their cells too.
+    """Read all rows of runs and their cells.
 
     Args:
-        last_only: of an evaluation that a run has with several settings, only what was measured last.
+        last_only: of an evaluation with several settings, only those measured last.
     """
     everywhere = [path for folder in folders for path in (folder, *_cells_of(folder))]
     files = [path for folder in dict.fromkeys(everywhere) for path in sorted((folder / "results").glob("*.jsonl"))]
@@ -297,7 +292,7 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
 
 
 def _cells_of(folder: Path) -> list[Path]:
-    """List where else a run has results: one folder a line of its cells.txt, from the experiment's folder."""
+    """List the cells of a run, from its cells.txt."""
     path = folder / "cells.txt"
     if not path.exists():
         return []

@@ -5,6 +5,7 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import perplexity, split_nats
 from attnbench.model.matching import UNCOUNTED, Matched
+from attnbench.model.stored import ModelRecord
 from attnbench.results.folder import first_environment
-from attnbench.results.job import Job
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import HASH, TRAINING, Measurement
 from attnbench.settings.errors import UserError, one_line
@@ -31,7 +32,7 @@ from attnbench.training.learning_rate import shortened
 from attnbench.training.log import watched
 from attnbench.training.loop import text_batch
 from attnbench.training.prepare import Run, resolved_config, row_settings
-from attnbench.training.run import Training, make_ready, num_devices_of
+from attnbench.training.run import TrainedJob, make_ready
 from attnbench.training.sample import write_sample
 from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch
@@ -40,10 +41,10 @@ from attnbench.training.wandb import WandbMirror, beside
 log = logging.getLogger(__name__)
 
 FAILED = ("diverged", "out_of_memory")
-"""Status of the one row of a training that failed."""
+"""Status of the single row of a failed training."""
 
 
-class TrainingJob(Job):
+class TrainingJob(TrainedJob):
     """One language model, trained or resumed in a folder that the evaluations of its checkpoints share."""
 
     evaluation = TRAINING
@@ -54,15 +55,19 @@ class TrainingJob(Job):
         self.label = f"training {settings.mixer.name}"
         self.experiment, self.config_hash = settings.experiment, run.config_hash
         self.folder, self.device, self.matched = run.folder, run.device, run.matched
+        self.name, self.train, self.num_steps = run.mixer, run.train, run.num_steps
+        self.checkpoint_interval, self.estimated = run.validation_interval, run.device.type == "cpu"
+        self.compiled, self.captured = run.compile, is_captured(run)
+        self._loaded = None
 
     @property
     def rerun(self) -> bool:
-        """Rows that are there without a finished training are of one that failed."""
+        """Rows without a finished training are of a failed one."""
         return self.run.settings.rerun or not checkpoint.is_final(self.run.checkpoints)
 
     def columns(self) -> dict[str, Any]:
-        # Rows that are made again are of the training that left its checkpoint.
-        num_devices = num_devices_of(self.group) if self.rerun else trained_on(self.run)
+        # Rows made from a final checkpoint describe its training.
+        num_devices = self.num_devices if self.rerun else trained_on(self.run)
         return {**self.run.columns(), "num_devices": num_devices}
 
     def devices(self) -> list[torch.device]:
@@ -80,13 +85,13 @@ class TrainingJob(Job):
         return resolved_config(self.run)
 
     def announce(self, *, done: bool) -> None:
-        """Say what matching has reached, and that a training is finished."""
+        """Log the matching, and that a training is finished."""
         log.info(self.run.matched.statement(self.run.mixer))
         if done or not self.rerun:
             log.info("finished before, not trained again (rerun=true does): %s", self.folder)
 
     def begin(self) -> dict[str, Any]:
-        """Remove what an earlier training of the same settings left; a finished one keeps its environment."""
+        """Remove the files of an earlier training; a finished one keeps its environment."""
         if not self.rerun:
             return first_environment(self.folder)
         if checkpoint.is_final(self.run.checkpoints):
@@ -98,51 +103,77 @@ class TrainingJob(Job):
             path.unlink()
         return super().begin()
 
-    def training(self) -> Training:
-        """Make the training."""
-        run, group = self.run, self.group
-        return Training(
-            name=run.mixer,
+    def record(self) -> ModelRecord:
+        return self.run.record()
+
+    def build(self) -> LanguageModel:
+        return self.run.new_model()
+
+    def load_data(self) -> None:
+        self._loaded = batches_of(self.run, self.group), _validation(self.run, self.num_devices)
+
+    def trial_batch(self) -> Batch:
+        return batches_of(self.run)(0)
+
+    def batches(self, step: int) -> Batch:
+        # Among several processes the whole batch is needed only after a divergence.
+        return self.share(step) if self.group is None else batches_of(self.run)(step)
+
+    def share(self, step: int) -> Batch:
+        assert self._loaded is not None
+        return self._loaded[0](step)
+
+    def measure(self, state: TrainState) -> dict[str, Any]:
+        assert self._loaded is not None
+        return self._loaded[1](state)
+
+    def is_due(self, step: int) -> bool:
+        return step % self.run.validation_interval == 0
+
+    def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
+        """Return the last step where `patience_validations` have gone by since the lowest loss."""
+        run, patience = self.run, self.train.patience_validations
+        if patience is None or state.step - state.best_step < patience * run.validation_interval:
+            return None
+        return shortened(run.train, run.num_steps, state.step)
+
+    def mirror(self, is_resumed: bool) -> WandbMirror:
+        run, settings = self.run, self.run.settings
+        return WandbMirror(
+            settings.logger,
+            root=beside(settings.outputs_dir),
+            run_id=f"{settings.experiment}-{run.folder.name}",
             folder=run.folder,
-            device=run.device,
-            record=run.record(),
-            build=run.new_model,
-            # Of several processes the whole batch is wanted only where they diverge, and is not kept beside the shares.
-            batches=batches_of(run) if group is None else lambda step: batches_of(run)(step),
-            settings=run.train,
-            num_steps=run.num_steps,
-            measure=_validation(run, num_devices_of(group)),
-            is_due=lambda step: step % run.validation_interval == 0,
-            new_end=lambda state, _: _new_end(run, state),
-            checkpoint_interval=run.validation_interval,
-            mirror=lambda is_resumed: _mirror(run, is_resumed),
-            compiled=run.compile,
-            captured=is_captured(run),
-            estimated=run.device.type == "cpu",
-            group=group,
-            shares=batches_of(run, group) if group is not None else None,
-            config_hash=run.config_hash,
+            name=run.folder.name,
+            group=settings.experiment,
+            job_type="train",
+            tags=[settings.mixer.name, settings.model.name, run.corpus.name],
+            config=resolved_config(run),
+            resume=is_resumed,
         )
 
     def rows(self) -> Iterator[Measurement]:
-        """Train and yield what that showed; a training that failed has a row that says so, the job's `failure` too."""
+        """Train and yield its measurements; a failed training has a row that says so, and sets `failure`."""
         run = self.run
         if not self.rerun:
-            # Of a finished training the file is missing or was cut off.
+            # Of a finished training the file is missing.
             final = run.checkpoints / "final"
             counters = checkpoint.load_counters(final)
             log.info(f"{self.results}: made again from {final}, without peak memory and the first step's time")
             yield from _measurements(run, counters, stopwatch=None)
             return
-        # Of several processes one line says that all have stopped.
+        # Under torchrun one line is enough.
         stop = StopRequest(announced=self.group is None)
         make_ready(self.device)
         try:
-            trained = attempt(lambda: self.training().run(stop, shares_device=self.shares_device))
+            trained = attempt(partial(self.train_model, stop))
         except DivergedError as error:
             self.failure = error
             yield _failed("diverged", str(error))
             return
+        finally:
+            # The split that lies on the device.
+            self._loaded = None
         if isinstance(trained, OutOfMemory):
             self.failure = UserError(
                 f"out of memory at train.batch_size={run.train.batch_size}: a smaller train.micro_batch_size "
@@ -156,18 +187,17 @@ class TrainingJob(Job):
         if run.seed < SELECTION_SEED:
             self._write_sample(state.model)
         if stop.signal is not None:
-            # It came during the last step, when there was nothing left to stop but what follows.
+            # The signal came during the last step: only the evaluations stop.
             self.failure = stop.interruption(
                 f"trained to the end, saved in {run.checkpoints}; the same command evaluates it"
             )
 
     def _write_sample(self, model: LanguageModel) -> None:
-        """Write a text with the model; a warning where it cannot: what it was trained for is done."""
         run, tokens_N = self.run, self.run.corpus.tokens["validation"]
         try:
             written = attempt(lambda: write_sample(run.folder, model, run.record(), tokens_N))
             reason = written.reason if isinstance(written, OutOfMemory) else ""
-        # A mixer of anybody's may raise anything, at lengths that it was not trained at.
+        # A user's mixer may raise anything at other lengths.
         except Exception as error:
             reason = one_line(error)
         if reason:
@@ -175,14 +205,14 @@ class TrainingJob(Job):
 
 
 def trained_on(run: Run) -> int:
-    """Return how many devices the last sitting of a finished training had; 1 where it is not finished."""
+    """Return the number of devices of a finished training, otherwise 1."""
     if not checkpoint.is_final(run.checkpoints):
         return 1
     return checkpoint.load_counters(run.checkpoints / "final").get("num_devices", 1)
 
 
 def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
-    """The batch of each step of a language model's training, or this rank's rows of it."""
+    """Return the batch of each step, or this rank's rows of it."""
     rank, num_ranks = (group.rank, group.size) if group is not None else (0, 1)
     train_N, shape = run.corpus.tokens["train"], (run.seq_len, run.train.batch_size)
     batches = Batches(train_N, *shape, run.seed, run.device, rank, num_ranks, release=run.corpus.release)
@@ -190,20 +220,12 @@ def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
 
 
 def is_captured(run: Run) -> bool:
-    """True where the step is replayed as a CUDA graph, with the reduction of several GPUs in it."""
+    """Tell if the step, with the reduction over GPUs, is replayed as a CUDA graph."""
     return run.compile and run.device.type == "cuda"
 
 
-def _new_end(run: Run, state: TrainState) -> int | None:
-    """Return the last step where `patience_validations` have gone by since the lowest loss."""
-    patience = run.train.patience_validations
-    if patience is None or state.step - state.best_step < patience * run.validation_interval:
-        return None
-    return shortened(run.train, run.num_steps, state.step)
-
-
 def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
-    """The measurement of the validation split, by one device, with as many rows at once as it trains with."""
+    """Return the measurement of the validation split by one device, with the rows of its training."""
     tokens_N, part = _validation_tokens(run)
     lengths = run.corpus.lengths("validation", run.corpus.count(tokens_N[1:]))
     tokens_N = tokens_N.to(run.device)
@@ -221,24 +243,7 @@ def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, 
 
 
 def _validation_tokens(run: Run) -> tuple[Tensor, dict[str, int]]:
-    """Tokens that validations read, and the settings of their rows where these are a part."""
     return run.corpus.first_characters("validation", run.train.validation_characters)
-
-
-def _mirror(run: Run, is_resumed: bool) -> WandbMirror:
-    settings = run.settings
-    return WandbMirror(
-        settings.logger,
-        root=beside(settings.outputs_dir),
-        run_id=f"{settings.experiment}-{run.folder.name}",
-        folder=run.folder,
-        name=run.folder.name,
-        group=settings.experiment,
-        job_type="train",
-        tags=[settings.mixer.name, settings.model.name, run.corpus.name],
-        config=resolved_config(run),
-        resume=is_resumed,
-    )
 
 
 def _failed(status: str, reason: str) -> Measurement:
@@ -247,18 +252,17 @@ def _failed(status: str, reason: str) -> Measurement:
 
 
 def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | None) -> Iterator[Measurement]:
-    """Speed and memory where the training had the device alone, budget and best loss.
+    """Measure speed and memory if the training had the device alone, budget and best loss.
 
     Args:
-        counters: of the state at its end; one of a version that did not say who had the device gives no speed.
-        stopwatch: of the sitting that ends here; None long after it.
+        counters: of the final state.
+        stopwatch: of this sitting; None if the training ended earlier.
     """
     if not counters.get("shared_device", True):
         yield speed_row(run.folder / "metrics.jsonl", counters["step"], run.train.batch_size * run.seq_len)
         yield Measurement(metric="train_seconds", value=counters["seconds"], unit="s", num_samples=counters["step"])
         if stopwatch is not None and stopwatch.first_step_seconds is not None:
             yield Measurement(metric="first_step_seconds", value=stopwatch.first_step_seconds, unit="s")
-        # A process that trains one after the other keeps what libraries and graphs of former ones hold.
         peak = peak_memory_mib(run.device) if stopwatch is not None else None
         if peak is not None:
             yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
@@ -269,7 +273,7 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
 
 
 def budget(matched: Matched) -> Iterator[Measurement]:
-    """Cost of a model, which stands beside each of its scores."""
+    """Measure the cost of a model."""
     flops, unknown = matched.flops_per_token, matched.flops_per_token is None
     status, reason = ("unsupported", UNCOUNTED) if unknown else ("ok", "")
     yield Measurement(metric="forward_flops_per_token", value=flops, unit="FLOP", status=status, reason=reason)

@@ -36,17 +36,17 @@ from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.training.checkpoint import best_folder, is_final
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", *LENGTHS, "precision", "compile")
-"""Training settings that change no number, or stand in the hash as what they were resolved to."""
+"""Training settings that change no number, or are hashed as resolved."""
 
 TYPES_OF_RESOLVED = dict.fromkeys(("backend", "precision", "device", "corpus", "config_hash"), str) | {"compile": bool}
-"""Entries of a run's config.yaml that are in its identity as they were resolved back then."""
+"""Resolved entries of a config.yaml that are part of the identity."""
 
 OTHER_CODE = {"sources": "another source of its mixer", "numbers_version": "another version of attnbench"}
 
 
 @dataclass(kw_only=True)
 class Run:
-    """A run with everything resolved that its settings leave open."""
+    """A run with its open settings resolved."""
 
     settings: RunSettings
     device: torch.device
@@ -61,7 +61,7 @@ class Run:
     folder: Path
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process reads the corpus itself: a text may be larger than what a pipe should carry.
+        # Another process reads the corpus itself: it may be too large for a pipe.
         return {**vars(self), "corpus": corpus_label(self.corpus)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ class Run:
 
 
 def prepare(settings: RunSettings) -> Run:
-    """Load the corpus and resolve device, precision, backend, matching and identity; writes nothing."""
+    """Load the corpus and resolve device, precision, backend, matching and identity; write nothing."""
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.train.precision, device.type)
     corpus = load_corpus(settings.data, settings.seq_len, data_root())
@@ -172,7 +172,6 @@ def _steps_per_epoch(corpus: Corpus, settings: RunSettings) -> int:
 
 
 def _num_steps(settings: RunSettings, steps_per_epoch: int) -> int:
-    """Resolve the length of a training to steps, the last of them whole."""
     train = settings.train
     num_steps = train.num_steps or steps_per_epoch * (train.num_epochs or 1)
     if train.num_tokens is not None:
@@ -184,7 +183,7 @@ def _num_steps(settings: RunSettings, steps_per_epoch: int) -> int:
 
 
 def with_identity(prepared: Run, settings: RunSettings) -> Run:
-    """Give the run another rate, seed or list of evaluations; nothing is read or resolved anew."""
+    """Return the run with another rate, seed or list of evaluations; nothing is resolved again."""
     run = replace(prepared, settings=settings)
     run.config_hash = config_hash(_identity_of_training(run))
     name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{run.config_hash}"
@@ -193,11 +192,10 @@ def with_identity(prepared: Run, settings: RunSettings) -> Run:
 
 
 def reopen(folder: Path, settings: RunSettings) -> Run:
-    """Open a finished run as it was trained, on whatever device the settings name.
+    """Open a finished run on the device of the settings.
 
     Raises:
-        UserError: no finished training is there, its settings are not those that it was trained with, or it was trained
-            on another corpus than the one that is found.
+        UserError: there is no finished training, or settings, corpus or code are not those of the training.
     """
     if not is_final(folder / "checkpoint"):
         raise UserError(
@@ -219,7 +217,6 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
 
 
 def _resolved_of(folder: Path) -> dict[str, Any]:
-    """Read what a run's config.yaml says of its training."""
     try:
         resolved = parse_yaml(read_bounded(folder / "config.yaml", MAX_YAML_BYTES))["resolved"]
         for name, kind in TYPES_OF_RESOLVED.items():
@@ -232,13 +229,13 @@ def _resolved_of(folder: Path) -> dict[str, Any]:
 
 
 def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[str] = ("sources",)) -> None:
-    """Refuse a run that was trained by other code than there is.
+    """Refuse a run that was trained by other code.
 
     Args:
         parts: of `code_of_training`; sources are those of classes outside attnbench.
 
     Raises:
-        UserError: it was, or its config.yaml does not say what was trained.
+        UserError: it was, or its config.yaml is incomplete.
     """
     resolved, code = _resolved_of(folder), code_of_training(mixers)
     for name in parts:
@@ -250,7 +247,6 @@ def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[st
 
 
 def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
-    """The run with the device, kernel and precision of back then, which may not be those that evaluate it."""
     mixers, device = with_backends(prepared.mixers, resolved["backend"]), torch.device(resolved["device"])
     return replace(prepared, mixers=mixers, device=device, precision=resolved["precision"], compile=resolved["compile"])
 
@@ -271,7 +267,7 @@ def _matched(
 
 
 def _identity_of_training(prepared: Run) -> dict[str, Any]:
-    """Everything that can change the numbers of this training, and nothing else."""
+    """Everything that can change the numbers of this training."""
     training = {key: value for key, value in asdict(prepared.settings.train).items() if key not in NOT_HASHED}
     return {
         "mixers": [{"target": mixer.target, **hashed_options(mixer.options)} for mixer in prepared.mixers],
@@ -287,7 +283,7 @@ def _identity_of_training(prepared: Run) -> dict[str, Any]:
 
 
 def function_hash(prepared: Run) -> str:
-    """The `config_hash` of the training, the same for mixers that are one function by other kernels."""
+    """The `config_hash` without the kernel, the same for mixers that compute one function."""
     functions = [function_of(mixer) for mixer in prepared.mixers]
     return config_hash({**_identity_of_training(prepared), "mixers": functions})
 
@@ -298,10 +294,7 @@ def code_of_training(mixers: Sequence[MixerSettings]) -> dict[str, Any]:
 
 
 def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
-    """The settings of a model that change its numbers, and how many branches its initial weights are scaled for.
-
-    Two a layer say nothing and are null, which no hash has.
-    """
+    """The settings of a model that change its numbers, and the number of branches if it is not two per layer."""
     settings = {key: value for key, value in asdict(model).items() if key not in ("name", "parameters")}
     num_branches = matched.num_branches if matched is not None else None
     settings["dropout"] = model.dropout or None
@@ -309,7 +302,7 @@ def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any
 
 
 def resolved_config(prepared: Run) -> dict[str, Any]:
-    """The settings as given, and what they were resolved to."""
+    """The given settings and the resolved ones."""
     given = asdict(prepared.settings)
     del given["rerun"]
     return {
@@ -333,8 +326,7 @@ def resolved_config(prepared: Run) -> dict[str, Any]:
 
 
 def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
-    """The options of the mixer as it is built but for its kernel, which has a column of its own in rows; a list of each
-    layer's where layers differ."""
+    """The options of the mixer without its kernel; a list by layer if layers differ."""
     options = [{name: value for name, value in mixer.options.items() if name != "backend"} for mixer in mixers]
     return options[0] if all(other == options[0] for other in options) else options
 
@@ -348,10 +340,10 @@ def row_settings(prepared: Run, evaluation: EvaluationSettings | None = None) ->
 
 
 def recipe_settings(settings: RunSettings, lacking: Collection[str] = ()) -> dict[str, Any]:
-    """Settings of rows that say what a mixer was asked to have around it, empty where nothing was.
+    """Settings of rows on the recipe: its name, and the parts that the mixer has no setting for.
 
     Args:
-        lacking: parts that were asked for otherwise, and that the mixer has no setting for.
+        lacking: such parts that were asked for otherwise.
     """
     parts = sorted({*lacking, *not_applicable(settings.mixer, settings.recipe)})
     named = {"recipe": settings.recipe.name} if settings.recipe is not None else {}
@@ -359,5 +351,5 @@ def recipe_settings(settings: RunSettings, lacking: Collection[str] = ()) -> dic
 
 
 def corpus_label(corpus: Corpus) -> str:
-    """Name and content, as every row has it: equal labels, equal text."""
+    """Name and fingerprint: equal labels mean equal text."""
     return f"{corpus.name}@{corpus.fingerprint}"

@@ -1,10 +1,9 @@
 """One training, to its end or to a stop that keeps its state."""
 
 import logging
-from collections.abc import Callable
+from abc import abstractmethod
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,9 @@ from attnbench.machine.pauses import Pauses
 from attnbench.machine.signals import StopRequest
 from attnbench.mixers.causality import check_causality
 from attnbench.model.language_model import LanguageModel
+from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
+from attnbench.results.job import Job
 from attnbench.settings.schema import TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
@@ -23,8 +24,7 @@ from attnbench.training.divergence import located
 from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
 from attnbench.training.lead import Leader
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics
-from attnbench.training.loop import train
-from attnbench.training.stack import Member
+from attnbench.training.loop import Hook, train
 from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def make_ready(device: torch.device, shape: str | None = None) -> None:
-    """Make the device ready for a training: called before anything of it is built, generated or timed.
+    """Make the device ready for a training, before anything is built, generated or timed.
 
     Args:
         shape: see `device.start_afresh`.
@@ -43,68 +43,94 @@ def make_ready(device: torch.device, shape: str | None = None) -> None:
         keep_freed_memory()
 
 
-@dataclass(slots=True, kw_only=True)
-class Training:
-    """One training, a language model's or a probe's, before it begins."""
+class TrainedJob(Job):
+    """A job that is one training: of a language model, or of a probe's task.
+
+    Attributes:
+        name: its variant, in front of its progress.
+        matched: its model; None where it cannot be built.
+        num_steps: the most that it makes.
+        checkpoint_interval: steps between two checkpoints, beside those by the clock.
+        estimated: a line after a few steps tells how long it will take.
+        captured: the step is replayed as a CUDA graph.
+        group: the processes that train it together, this one as their rank 0.
+    """
 
     name: str
-    """In front of its progress."""
-    folder: Path
-    """Folder of the job, for metrics.jsonl and checkpoint/."""
-    device: torch.device
-    record: ModelRecord
-    build: Callable[[], LanguageModel]
-    batches: Callable[[int], Batch]
-    """The batch of each step."""
-    settings: TrainSettings
+    matched: Matched | None
+    train: TrainSettings
     num_steps: int
-    measure: Callable[[TrainState], dict[str, Any]]
-    """See `hooks.Validation`."""
-    is_due: Callable[[int], bool]
-    """See `hooks.Validation`."""
-    new_end: Callable[[TrainState, dict[str, Any]], int | None]
-    """See `hooks.Validation`."""
     checkpoint_interval: int
-    """Steps between two checkpoints, beside those by the clock."""
-    mirror: Callable[[bool], WandbMirror] | None = None
-    """Opener of the run in wandb, resumed or not; None: it has none."""
     compiled: bool = False
-    captured: bool = False
     estimated: bool = False
-    """True where a line after a few steps tells how long it will take."""
+    captured: bool
     group: Group | None = None
-    """The processes that train it together, this one as their rank 0."""
-    shares: Callable[[int], Batch] | None = None
-    """This rank's rows of each step's batch; None: all."""
-    config_hash: str = ""
-    """See `lead.Leader`."""
 
-    def run(self, stop: StopRequest, *, shares_device: bool = False) -> tuple[TrainState, Stopwatch]:
+    @abstractmethod
+    def record(self) -> ModelRecord: ...
+
+    @abstractmethod
+    def build(self) -> LanguageModel:
+        """The model with initial weights."""
+
+    def load_data(self) -> None:
+        """Make the data of the training ready on the device."""
+
+    @abstractmethod
+    def trial_batch(self) -> Batch:
+        """A batch to time a step with."""
+
+    @abstractmethod
+    def batches(self, step: int) -> Batch:
+        """The batch of a step."""
+
+    def share(self, step: int) -> Batch:
+        """This rank's rows of it."""
+        return self.batches(step)
+
+    @abstractmethod
+    def measure(self, state: TrainState) -> dict[str, Any]:
+        """See `hooks.Validation`, as for the next two."""
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool: ...
+
+    @abstractmethod
+    def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None: ...
+
+    def mirror(self, is_resumed: bool) -> WandbMirror | None:
+        """Open its run in wandb; None: it has none."""
+        return None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that train it together."""
+        return self.group.size if self.group is not None else 1
+
+    def train_model(self, stop: StopRequest) -> tuple[TrainState, Stopwatch]:
         """Train from the last kept state to the end, on a device that `make_ready` was called for.
-
-        Args:
-            shares_device: others run on the device at the same time; the state remembers it.
 
         Raises:
             DivergedError: with the step, the layer and the last good checkpoint.
             Interrupted: a signal asked to stop, and the state is kept.
             UserError: a damaged checkpoint, or a mixer from outside attnbench that sees the future.
         """
+        self.load_data()
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
-            member, stopwatch = self.begin(stop, stack, shares_device=shares_device)
-            hooks, goes_on = member.hooks, None
+            state, hooks, stopwatch = self.begin_training(stop, stack)
+            goes_on = None
             if self.group is not None:
-                leader = Leader(self.group, stop, member.state, self.num_steps, self.config_hash)
+                leader = Leader(self.group, stop, state, self.num_steps, self.config_hash)
                 stack.enter_context(leader)
                 hooks, goes_on = [leader.stepped, *hooks], leader.goes_on
                 stopwatch.restart()
             try:
                 train(
-                    member.state,
-                    self.shares or self.batches,
-                    self.settings,
-                    precision=self.record.precision,
+                    state,
+                    self.share,
+                    self.train,
+                    precision=self.record().precision,
                     num_steps=self.num_steps,
                     hooks=hooks,
                     compiled=self.compiled,
@@ -113,54 +139,53 @@ class Training:
                     goes_on=goes_on,
                 )
             except DivergedError as error:
-                raise self.located(error, member.state) from None
-        return member.state, stopwatch
+                raise self.located(error, state) from None
+        return state, stopwatch
 
-    def begin(self, stop: StopRequest, stack: ExitStack, *, shares_device: bool) -> tuple[Member, Stopwatch]:
-        """Load the last kept state, or build a fresh one, and open its log; what a stop cut off is made up for.
+    def begin_training(self, stop: StopRequest, stack: ExitStack) -> tuple[TrainState, list[Hook], Stopwatch]:
+        """Load the last kept state or build a fresh one, open its log, and make up for an interrupted validation.
 
         Args:
-            stack: closes the log, and ends the watch for pauses.
+            stack: closes the log and the watch for pauses.
         """
-        model, record, folder = self.build(), self.record, self.folder / "checkpoint"
+        model, record, folder = self.build(), self.record(), self.folder / "checkpoint"
         resumed = checkpoint.load_last(folder, model)
         if resumed is None:
             layers = [block.mixer for block in model.layers]
             check_causality(record.mixers, layers, record.model.dim, record.seq_len, record.precision)
         state = resumed or TrainState.fresh(model)
         stop.saved_steps[folder] = state.step
-        num_devices = num_devices_of(self.group)
-        if resumed is not None and state.num_devices != num_devices:
-            log.info(f"was on {state.num_devices} devices, and goes on with {num_devices}: no row says its speed")
-        # A speed over sittings of which each had another is that of none.
-        state.shared_device |= shares_device or (resumed is not None and state.num_devices != num_devices)
-        state.num_devices = num_devices
+        if resumed is not None and state.num_devices != self.num_devices:
+            log.info(f"was on {state.num_devices} devices, and goes on with {self.num_devices}: no row says its speed")
+        # Sittings on different numbers of devices have no common speed.
+        state.shared_device |= self.shares_device or (resumed is not None and state.num_devices != self.num_devices)
+        state.num_devices = self.num_devices
         stopwatch = Stopwatch(state, self.device, stack.enter_context(Pauses()), self.group)
         hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
         make_up(state, hooks)
-        given = {"state": state, "batches": self.batches, "settings": self.settings, "num_steps": self.num_steps}
-        return Member(**given, hooks=hooks), stopwatch
+        return state, hooks, stopwatch
 
     def located(self, error: DivergedError, state: TrainState) -> DivergedError:
         """See `divergence.located`."""
-        folder, settings = self.folder / "checkpoint", self.settings
+        settings = self.train
         if self.group is not None:
-            # This process looks at the rows of all, as many at once as it had.
+            # This process runs the rows of all ranks, in parts of its own size.
             num_rows = settings.batch_size // self.group.size
             settings = replace(settings, micro_batch_size=min(settings.micro_batch_size or num_rows, num_rows))
-        return located(error, state, self.batches, settings, self.record.precision, folder)
+        return located(error, state, self.batches, settings, self.record().precision, self.folder / "checkpoint")
 
     def _hooks(
         self, state: TrainState, stopwatch: Stopwatch, stop: StopRequest, stack: ExitStack, *, is_resumed: bool
-    ) -> list[Any]:
-        """Log first, so that a validation's line follows its step's; the checkpoint last, so that it holds both."""
-        path, tokens_per_step = self.folder / "metrics.jsonl", self.settings.batch_size * self.record.seq_len
+    ) -> list[Hook]:
+        # Log first, so that a validation follows its step; the checkpoint last, so that it counts both.
+        record, path = self.record(), self.folder / "metrics.jsonl"
+        tokens_per_step = self.train.batch_size * record.seq_len
         metrics_log = MetricsLog(path, state.step if is_resumed else None, state.num_metrics_rows)
         stack.callback(metrics_log.close)
-        mirror = self.mirror(is_resumed) if self.mirror is not None else None
+        mirror = self.mirror(is_resumed)
         if mirror is not None:
-            # What an exception ends has failed, in wandb too.
+            # An exception is a failure in wandb too.
             stack.push(lambda kind, *_: mirror.close(exit_code=0 if kind is None else 1))
             log.info(mirror.notice)
             if is_resumed:
@@ -171,21 +196,16 @@ class Training:
         stack.callback(bar.close)
         shared: dict[str, Any] = {"stopwatch": stopwatch, "num_steps": self.num_steps}
         logging = Logging(
-            log=metrics_log, mirror=mirror, bar=bar, settings=self.settings, tokens_per_step=tokens_per_step, **shared
+            log=metrics_log, mirror=mirror, bar=bar, settings=self.train, tokens_per_step=tokens_per_step, **shared
         )
-        shared |= {"stop": stop, "folder": self.folder / "checkpoint", "record": self.record}
+        shared |= {"stop": stop, "folder": self.folder / "checkpoint", "record": record}
         looks = {"measure": self.measure, "is_due": self.is_due, "new_end": self.new_end}
         validation = Validation(**looks, logging=logging, **shared)
         checkpoints = Checkpoints(
             log=metrics_log,
             interval=self.checkpoint_interval,
-            interval_seconds=self.settings.checkpoint_interval_seconds,
+            interval_seconds=self.train.checkpoint_interval_seconds,
             **shared,
         )
         estimate = [Estimate(bar, state.step, self.folder.parent.name)] if self.estimated else []
         return [logging, *estimate, validation, checkpoints]
-
-
-def num_devices_of(group: Group | None) -> int:
-    """Devices that a training has together."""
-    return group.size if group is not None else 1

@@ -484,14 +484,13 @@ def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_tha
 
 
 def test_a_dry_run_times_whole_batches_where_they_are_short_and_divides_no_gpu_by_its_workers(monkeypatch):
-    def timed(training: Any, num_sequences: int) -> tuple[float, float]:
-        return 5.0, training.overhead + training.each * num_sequences
+    def timed(job: Any, num_sequences: int) -> tuple[float, float]:
+        return 5.0, job.overhead + job.each * num_sequences
 
     def seconds(device: str, overhead: float, each: float) -> float:
-        train = SimpleNamespace(batch_size=64)
-        training = SimpleNamespace(settings=train, num_steps=100, overhead=overhead, each=each)
         named = {"evaluation": "copy", "label": "copy softmax", "matched": True, "device": torch.device(device)}
-        job = SimpleNamespace(training=lambda: training, **named)
+        train = {"train": SimpleNamespace(batch_size=64), "num_steps": 100, "overhead": overhead, "each": each}
+        job = SimpleNamespace(**named, **train)
         given: Any = SimpleNamespace(settings=None, scores=[SimpleNamespace(prepared=job)])
         return dry_run._seconds_of_elements(given, ["copy"])["copy", "copy softmax"]
 

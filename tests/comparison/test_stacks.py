@@ -66,8 +66,6 @@ def test_what_was_measured_at_the_first_run_holds(tmp_path, monkeypatch):
     [
         ("{", "cannot be read as JSON"),
         ("[40]", "must hold a JSON object"),
-        ('{"a": 0}', "a=0: must be an integer of at least 1"),
-        ('{"a": null}', "a=None: must be"),
     ],
 )
 def test_sizes_that_were_altered_name_their_file(tmp_path, monkeypatch, content, message):

@@ -158,7 +158,7 @@ def test_a_training_ends_once_its_task_is_solved(seen, reached, last, tmp_path):
     scores = [*seen, *[seen[-1]] * len(checks)]
     for step, selection in zip(checks, scores, strict=False):
         state.step = step
-        end = job._new_end(state, {"selection": selection})
+        end = job.new_end(state, {"selection": selection})
         state.last_step = state.last_step or end
     assert (state.reached_step, state.last_step or 1000) == (reached, last)
 

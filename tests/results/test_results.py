@@ -4,15 +4,12 @@ import gzip
 import hashlib
 import json
 import math
-import os
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
 from small import identity_of
 
-from attnbench.results.files import read_once, replace_file
 from attnbench.results.numbers import format_interval, format_number, format_within
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, table_of, write_csv
@@ -107,42 +104,6 @@ def test_a_results_file_has_its_name_once_it_is_complete(tmp_path):
     with pytest.raises(RuntimeError):
         written(RuntimeError())
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_file_is_read_once_until_it_is_written_to(tmp_path):
-    path, asked = tmp_path / "rows", []
-
-    @read_once
-    def length(path):
-        asked.append(path)
-        return len(path.read_text())
-
-    path.write_text("one")
-    assert (length(path), length(path), len(asked)) == (3, 3, 1)
-    path.write_text("three")
-    assert (length(path), length(path), len(asked)) == (5, 5, 2)
-    # As many bytes, by another file in its place or by a later change of this one.
-    replace_file(path, "seven")
-    os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
-    assert (length(path), len(asked)) == (5, 3)
-    path.unlink()
-    with pytest.raises(FileNotFoundError):
-        length(path)
-
-
-def test_an_error_of_a_file_that_is_read_once_is_not_kept(tmp_path):
-    path, errors = tmp_path / "rows", [OSError("too many open files")]
-    path.write_text("one")
-
-    @read_once
-    def length(path):
-        if errors:
-            raise errors.pop()
-        return len(path.read_text())
-
-    with pytest.raises(OSError, match="too many"):
-        length(path)
-    assert length(path) == 3
 
 
 def test_a_file_that_is_missing_or_cut_off_is_named(results, tmp_path):

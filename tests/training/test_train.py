@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -47,7 +47,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS, LoggerSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Logging, Stopwatch
-from attnbench.training.job import _new_end
+from attnbench.training.job import TrainingJob
 from attnbench.training.learning_rate import learning_rates, num_decay_steps, shortened
 from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import train
@@ -236,12 +236,16 @@ def test_a_language_model_s_patience_ends_its_constant_rate():
     run: Any = SimpleNamespace(train=settings, num_steps=2000, validation_interval=200)
     state = fresh_state()
     state.best_step = 400
+
+    def end(state: TrainState) -> int | None:
+        return TrainingJob.new_end(cast(Any, SimpleNamespace(run=run, train=run.train)), state, {})
+
     ends = {}
     for state.step in (600, 800):
-        ends[state.step] = _new_end(run, state)
+        ends[state.step] = end(state)
     assert ends == {600: None, 800: 1000}
     run.train = replace(settings, patience_validations=None)
-    assert _new_end(run, state) is None
+    assert end(state) is None
 
 
 def test_the_loop_follows_an_end_that_a_hook_brings_nearer():

@@ -16,10 +16,10 @@ from attnbench.settings.schema import ComparisonSettings
 log = logging.getLogger(__name__)
 
 MANY_TIMES = 100
-"""Times that a task may reach its limit of time and begin again."""
+"""Times that a task may reach its time limit and start again."""
 
 UNKNOWN_JOB = "Invalid job id"
-"""Words of squeue for a job that ended a while ago."""
+"""Message of squeue for a job that ended a while ago."""
 
 
 def array_job(parts: Sequence[Any], settings: ComparisonSettings, folder: Path, *, node: str | None) -> str:
@@ -64,7 +64,7 @@ def array_job(parts: Sequence[Any], settings: ComparisonSettings, folder: Path, 
 
 @contextmanager
 def _outside_of_any_job() -> Iterator[None]:
-    """Remove what Slurm set for the job that this process is in: a new one must not take its sizes from there."""
+    """Remove the variables of the job that this process is in, which would change the size of a new one."""
     before = {name: value for name, value in os.environ.items() if name.startswith("SLURM") and name != "SLURM_CONF"}
     for name in before:
         del os.environ[name]
@@ -79,7 +79,6 @@ def tasks_in_queue(job: str) -> dict[str, str] | None:
     answer = _ask("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%i|%T|%r")
     if answer.returncode == 0:
         rows = [line.split("|", 2) for line in answer.stdout.splitlines()]
-        # The reason of one that waits: Resources, Priority, a held job, a limit that is reached.
         return {
             task: f"{state.lower()} ({reason})" if state == "PENDING" else state.lower() for task, state, reason in rows
         }
@@ -91,7 +90,7 @@ def tasks_in_queue(job: str) -> dict[str, str] | None:
 
 
 def end_of(task: str) -> str:
-    """Return how a task ended, in words: Slurm knows it by its accounting alone."""
+    """Return how a task ended, in words, as Slurm's accounting has it."""
     answer = _ask("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={task}", "--format=State")
     state = answer.stdout.strip().partition("\n")[0]
     return (

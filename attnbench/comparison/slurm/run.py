@@ -1,10 +1,9 @@
 """Cells of a plan on a Slurm cluster: an array job whose tasks each run a fixed part of them, submitted by submitit.
 
-A cell is complete by its file. What is under way stands in the plan's folder, so that a command that was cut off, or
-did not wait, collects it:
+Submissions stand in the plan's folder, so that a later command collects them:
 
 .slurm/<key>.json, a submission; <key>-<task>.*.jsonl, its outcomes; jobs/, submitit's pickles, scripts and output;
-timed_host, the node that what is timed was measured on.
+timed_host, the node of the timed cells.
 """
 
 import json
@@ -22,18 +21,18 @@ from attnbench.comparison.slurm.queue import array_job, end_of, tasks_in_queue
 from attnbench.comparison.slurm.task import TIMED_HOST, Part, different_host, machine_of, name_of, outcomes_of
 from attnbench.machine.processes import Outcome
 from attnbench.results.files import replace_file
-from attnbench.settings.errors import Interrupted, UserError
+from attnbench.settings.errors import Interrupted
 from attnbench.settings.registry import TRUSTED
 from attnbench.settings.schema import ComparisonSettings
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
+from attnbench.settings.text import MAX_JSON_BYTES, read_bounded, read_object
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-"""Between two questions to the controller, which has other users."""
+"""Between two requests to the controller."""
 
 GONE_TWICE = 2
-"""Looks in which a task is not in the queue before it counts as ended: its files may reach this host a little later."""
+"""Requests without a task in the queue before it counts as ended: its files may arrive later."""
 
 
 class StillRunning(Exception):  # noqa: N818
@@ -51,16 +50,8 @@ class Submission:
 
     @classmethod
     def read(cls, path: Path) -> "Submission":
-        """Read what `write` wrote.
-
-        Raises:
-            UserError: the file was altered.
-        """
-        try:
-            content = parse_json(read_bounded(path, MAX_JSON_BYTES))
-            return cls(path=path, **{name: content[name] for name in ("job", "tasks", "rerun")})
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{path}: is no record of a Slurm job; without it, its cells are submitted again") from None
+        """Read what `write` wrote."""
+        return cls(path=path, **read_object(path))
 
     def write(self) -> None:
         """Keep it for a later command."""
@@ -75,7 +66,7 @@ class Submission:
         return [name for names in self.tasks for name in names]
 
     def outcomes(self, task: int) -> Path:
-        """The beginning of the files with the outcomes of a task."""
+        """Return the prefix of the files with the outcomes of a task."""
         return self.path.with_name(f"{self.path.stem}-{task}")
 
     def records(self) -> list[dict[str, Any]]:
@@ -86,10 +77,10 @@ class Submission:
 def run_on_slurm(
     settings: ComparisonSettings, stacks: Sequence[tuple[Cell, ...]], folder: Path, *, is_timed: bool
 ) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
-    """Run cells on the cluster that are not under way there yet, and yield outcomes, each of one cell, as they come.
+    """Submit the cells that no job has yet, and yield an outcome for each cell.
 
     Raises:
-        UserError: Slurm or submitit are not there, or refuse the job.
+        UserError: Slurm or submitit are missing, or refuse the job.
         StillRunning: with wait=false.
     """
     cells = {name_of(cell): cell for stack in stacks for cell in stack}
@@ -104,7 +95,7 @@ def run_on_slurm(
     for one in known:
         recorded = {record["cell"] for record in one.records()}
         for task, names in enumerate(one.tasks):
-            # A task that ended without a word of a cell has lost it.
+            # A task that ended without an outcome of a cell has lost it.
             there |= {name for name in names if one.id_of(task) in active or name in recorded}
     missing = [left for stack in stacks if (left := tuple(cell for cell in stack if name_of(cell) not in there))]
     if missing:
@@ -127,7 +118,7 @@ def _collect(
     left, gone, said = dict(cells), Counter(), ""
     jobs = " ".join(one.job for one in known)
     while True:
-        # Asked before the files are read: what a task that ended had to say is there.
+        # Before the files are read: those of an ended task are complete.
         active = _active(known)
         for record in [record for one in known for record in one.records()]:
             cell = left.pop(record["cell"], None)
@@ -156,7 +147,6 @@ def _collect(
 
 
 def _active(known: Sequence[Submission]) -> dict[str, str]:
-    """Return the tasks in the queue and their states, once the controller answers."""
     tasks: dict[str, str] = {}
     for one in known:
         while (queue := tasks_in_queue(one.job)) is None:
@@ -168,7 +158,7 @@ def _active(known: Sequence[Submission]) -> dict[str, str]:
 def _submit(
     settings: ComparisonSettings, stacks: Sequence[tuple[Cell, ...]], home: Path, *, is_timed: bool
 ) -> Submission:
-    """Submit stacks as an array job: what is timed in one task, on the host that it was begun on."""
+    """Submit stacks as an array job; timed cells are one task, on the host of the earlier ones."""
     number = 1 if is_timed else min(settings.slurm.tasks, len(stacks))
     host = home / TIMED_HOST
     if is_timed:
@@ -196,7 +186,7 @@ def _submit(
 
 
 def count_doubles(known: Sequence[Submission]) -> None:
-    """Say how many cells two hosts have finished: each has one results file, the later one."""
+    """Warn of cells that two hosts have finished; the later results file stays."""
     finished: dict[str, list[str]] = {}
     for record in [record for one in known for record in one.records()]:
         if record["error"] is None:

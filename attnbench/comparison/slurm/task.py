@@ -1,4 +1,4 @@
-"""Work of one task of an array job, on its node: the cells that it was given, as a local comparison runs them."""
+"""One task of an array job, on its node: its cells run as in a local comparison."""
 
 import json
 import os
@@ -22,25 +22,24 @@ from attnbench.settings.schema import ComparisonSettings
 from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
 
 TIMED_HOST = "timed_host"
-"""File of .slurm/ with the node that what is timed was measured on."""
+"""File of .slurm/ with the node of the timed cells."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """Cells of one task: what submitit pickles, and calls on the node."""
+    """Cells of one task; submitit pickles it and calls it on the node."""
 
     settings: ComparisonSettings
     stacks: Sequence[tuple[Cell, ...]]
     is_timed: bool
     outcomes: Path
-    """Beginning of the file that gets a line a cell, one for each time that the task begins."""
+    """Prefix of the files with a line per cell, one file for each start of the task."""
     machine: dict[str, Any]
-    """Environment that the plan's timed cells are named by."""
+    """Environment in the identity of the timed cells."""
     trusted: frozenset[str]
 
     def __call__(self) -> None:
-        """Run those that are not done, as a local comparison does; asked to end, keep what they have, and wait for the
-        end: a task that is preempted must not look as if it had finished."""
+        """Run the unfinished cells; asked to end, keep their state and wait: a preempted task is not finished."""
         trust(self.trusted)
         try:
             with interruptible("asked to end; what is finished is kept"):
@@ -68,7 +67,7 @@ class Part:
                 self._keep(outcome)
 
     def _why_not(self) -> str | None:
-        """Return why what is timed cannot be measured on this node, or None: one machine, one host, a table."""
+        """Return why timed cells cannot run on this node; None: they can."""
         now = machine_of(self.stacks[0][0])
         changed = [
             f"{name} {self.machine.get(name)} is {now.get(name)} there"
@@ -80,7 +79,7 @@ class Part:
         return different_host(self.outcomes.parent, keeps=True)
 
     def _keep(self, outcome: Outcome[tuple[Cell, ...]]) -> None:
-        # Of each beginning: one that was cut off inside a line, or that another host goes on with, spoils no other.
+        # One file per start of the task: a torn line spoils no other.
         path = self.outcomes.with_name(f"{self.outcomes.name}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.jsonl")
         with path.open("a", encoding="utf-8") as file:
             for cell in outcome.item:
@@ -88,29 +87,29 @@ class Part:
                 file.write(json.dumps({**record, "error": outcome.error, "host": node_name()}) + "\n")
 
     def checkpoint(self) -> Any:
-        """Return what is called when the task begins again; submitit asks before its time is up."""
+        """Return the call for the next start of the task; submitit asks before its time is up."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def machine_of(cell: Cell) -> dict[str, Any]:
-    """Return what identifies the machine that a timed cell runs on, on this host."""
+    """Return the identity of this machine for a timed cell."""
     return machine(cell.jobs[0].device, ROOT)
 
 
 def node_name() -> str:
-    """Return the name of this host, as Slurm has it inside a task."""
+    """Return the name of this host in Slurm."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
 def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> str | None:
-    """Return the reason why this host may not measure what is timed of a plan; None: nobody has on a cluster, or it.
+    """Return why this host may not measure timed cells of a plan; None: it may.
 
     Args:
-        folder: .slurm in the plan's.
-        keeps: this host is the one, where there was none.
-        anew: all of it is measured again.
+        folder: .slurm of the plan.
+        keeps: record this host if there is none.
+        anew: all timed cells are measured again.
     """
     path = folder / TIMED_HOST
     if anew:
@@ -123,8 +122,8 @@ def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> 
     if host == node_name():
         return None
     return (
-        f"what is timed was begun on {host}, and this is {node_name()}: rows of two hosts are no table; "
-        "the same command with rerun=true measures all of it again"
+        f"timed cells were started on {host}, and this host is {node_name()}: timings from two hosts cannot share a "
+        "table; the same command with rerun=true measures all of them here"
     )
 
 

@@ -25,7 +25,6 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
 from attnbench.results.identity import code_of, config_hash, hashed_options
-from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
@@ -38,7 +37,7 @@ from attnbench.training.hooks import DivergedError
 from attnbench.training.job import budget
 from attnbench.training.learning_rate import shortened
 from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
-from attnbench.training.run import Training, make_ready
+from attnbench.training.run import TrainedJob, make_ready
 from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch
 
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
-class ProbeJob(Job):
+class ProbeJob(TrainedJob):
     """One training of one task, with everything resolved."""
 
     settings: RunSettings
@@ -78,6 +77,10 @@ class ProbeJob(Job):
     """Sizes of stacks that ran out of memory before this one."""
     compiled: bool = False
     """Its steps go through torch.compile, which changes their result by rounding."""
+    sequences: TrainingSequences | None = None
+    """Data of its training, while that runs; in a stack one for all of a seed."""
+    look: Callable[[TrainState], float] | None = None
+    """Measures `selection` in a stack, of all at once; None: measured alone."""
     outcome: "Outcome | None" = None
     """Result of its training in a stack; None: it trains itself."""
     config_hash: str = field(init=False)
@@ -114,6 +117,22 @@ class ProbeJob(Job):
     @property
     def evaluation(self) -> str:
         return self.probe.name
+
+    @property
+    def name(self) -> str:
+        return self.settings.mixer.name
+
+    @property
+    def num_steps(self) -> int:
+        return self.task.num_steps
+
+    @property
+    def checkpoint_interval(self) -> int:
+        return self.task.num_steps
+
+    @property
+    def captured(self) -> bool:
+        return self.device.type == "cuda"
 
     @property
     def experiment(self) -> str:
@@ -219,7 +238,7 @@ class ProbeJob(Job):
             yield from scored
         for row in speeds:
             yield replace(row, settings={"shared_device": True} if self.shares_device else {})
-        checkpoint.save_final(self.folder / "checkpoint", state, self._record())
+        checkpoint.save_final(self.folder / "checkpoint", state, self.record())
         if stop.signal is not None:
             # The signal came during the last step: what follows is stopped.
             self.failure = stop.interruption(
@@ -239,54 +258,43 @@ class ProbeJob(Job):
     def _train_alone(self, stop: StopRequest) -> "Outcome | OutOfMemory":
         def train() -> Outcome:
             make_ready(self.device, self.shape_hash if self.compiled else None)
-            sequences = TrainingSequences(self.task, self.settings.seed, self.device)
-            state, _ = self.training(sequences.batch).run(stop, shares_device=self.shares_device)
-            return self.trained(state, sequences)
+            state, _ = self.train_model(stop)
+            return self.trained(state)
 
         try:
             return attempt(train)
         except DivergedError as error:
             return error
+        finally:
+            self.sequences = None
 
-    def trained(self, state: TrainState, sequences: TrainingSequences) -> "Outcome":
+    def trained(self, state: TrainState) -> "Outcome":
         """Return the state, and rows with the speed of its steps and of its data's generator."""
-        generated = sequences.tokens_per_second
+        assert self.sequences is not None
+        generated = self.sequences.tokens_per_second
         speed = speed_row(self.folder / "metrics.jsonl", state.step, self.task.batch_size * self.seq_len)
         if speed.value is not None:
             # The log counts sequences of full length.
-            speed = replace(speed, value=speed.value * sequences.mean_length / self.seq_len)
+            speed = replace(speed, value=speed.value * self.sequences.mean_length / self.seq_len)
         return state, [Measurement(metric="generator_tokens_per_second", value=generated, unit="token/s"), speed]
 
-    def training(
-        self, batches: Callable[[int], Batch] | None = None, selection: Callable[[TrainState], float] | None = None
-    ) -> Training:
-        """Make the training.
+    def load_data(self) -> None:
+        self.sequences = TrainingSequences(self.task, self.settings.seed, self.device)
 
-        Args:
-            batches: the batch of each step; None: one trial batch for every step.
-            selection: the accuracy that rates are chosen by; None: measured for this training alone.
-        """
-        selection = selection or self.selection
-        return Training(
-            name=self.settings.mixer.name,
-            folder=self.folder,
-            device=self.device,
-            record=self._record(),
-            build=self.build,
-            batches=batches or self._trial_batch,
-            settings=self.train,
-            num_steps=self.task.num_steps,
-            measure=lambda state: {"selection": selection(state)},
-            is_due=lambda step: is_check(step, self.task.check_interval_steps),
-            new_end=self._new_end,
-            checkpoint_interval=self.task.num_steps,
-            # Hundreds of small trainings would bury a project in wandb; a comparison shows their scores instead.
-            mirror=None,
-            compiled=self.compiled,
-            captured=self.device.type == "cuda",
-        )
+    def batches(self, step: int) -> Batch:
+        assert self.sequences is not None
+        return self.sequences.batch(step)
 
-    def _new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
+    def trial_batch(self) -> Batch:
+        return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
+
+    def measure(self, state: TrainState) -> dict[str, Any]:
+        return {"selection": (self.look or self.selection)(state)}
+
+    def is_due(self, step: int) -> bool:
+        return is_check(step, self.task.check_interval_steps)
+
+    def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
         """Return the last step of a training that is done at this check, or leaves its search there."""
         has_done = is_over(state, row["selection"])
         if self.limit is not None and state.step >= self.limit and state.passed_step is state.reached_step is None:
@@ -294,9 +302,6 @@ class ProbeJob(Job):
         if not has_done or self.task.fixed_steps:
             return None
         return shortened(self.train, self.task.num_steps, state.step)
-
-    def _trial_batch(self, step: int) -> Batch:
-        return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
 
     def selection(self, state: TrainState) -> float:
         """Measure the accuracy that rates are chosen by."""
@@ -308,7 +313,7 @@ class ProbeJob(Job):
             self._validation = self.task.sequences("validation", self.settings.seed, 0, NUM_SELECTION, self.device)
         return self._validation
 
-    def _record(self) -> ModelRecord:
+    def record(self) -> ModelRecord:
         assert self.matched is not None
         return ModelRecord(
             mixers=self.mixers,

@@ -16,7 +16,7 @@ from attnbench.results.folder import recording_each
 from attnbench.results.job import is_done, record, run_jobs
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.run import make_ready
-from attnbench.training.stack import train_stack
+from attnbench.training.stack import Member, train_stack
 
 log = logging.getLogger(__name__)
 
@@ -80,21 +80,22 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
         stack.enter_context(stop.listening())
         checks, by_member = Checks(), {}
         for job in jobs:
-            training = job.training(sequences[job.settings.seed].batch, partial(checks.selection, job))
-            member, _ = training.begin(stop, stack, shares_device=True)
-            by_member[member], checks.states[job] = (job, training), member.state
+            job.sequences, job.look = sequences[job.settings.seed], partial(checks.selection, job)
+            state, hooks, _ = job.begin_training(stop, stack)
+            given = {"batches": job.batches, "settings": job.train, "num_steps": job.num_steps}
+            by_member[Member(state=state, hooks=hooks, **given)], checks.states[job] = job, state
         for member in train_stack([*by_member], precision=precision, captured=device.type == "cuda"):
-            job, training = by_member.pop(member)
+            job = by_member.pop(member)
             del checks.states[job]
             job.announce(done=False)
             if member.error is not None:
-                job.outcome = training.located(member.error, member.state)
+                job.outcome = job.located(member.error, member.state)
             else:
-                job.outcome = job.trained(member.state, sequences[job.settings.seed])
+                job.outcome = job.trained(member.state)
             for _ in record(job):
                 pass
             # Its views would keep the memory of the stack that goes on without it.
-            job.outcome = None
+            job.outcome = job.sequences = job.look = None
             recorded.add(job)
     if stop.signal is not None:
         raise stop.interruption("trained and scored to the end; the same command goes on from there")

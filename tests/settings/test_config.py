@@ -105,7 +105,7 @@ BAD = {
     "seq_len=": ["seq_len"],
     "=3": ["=3", "names no setting"],
     "eval=[nope]": ["eval=nope", "recall", "perplexity"],
-    "eval=[perplexity] eval.perplexity.extrapolation=[0]": ["extrapolation=[0]", "positive whole numbers"],
+    "eval=[perplexity] eval.perplexity.extrapolation=[0]": ["extrapolation=[0]", "at least 1"],
     "eval.recall.preset=tiny": ["eval.recall", "perplexity"],
 }
 BENCHMARK, COMPARE, DOCTOR = "bench", "compare", "doctor"
@@ -487,7 +487,8 @@ def test_help_lists_the_groups_there_are_and_explains_every_setting(script: str,
     path.write_text(shown.partition("\nThe same command finds")[0])
     values, comments = yaml.safe_load(path.read_text()), read_comments(path)
     names = {place for place in leaves(values) if place[:2] != ("plan", "variants") and place[-1] != "_target_"}
-    assert not names - set(comments)
+    # The entries of a mapping, as recall's budgets, have one comment together.
+    assert not {place for place in names if place not in comments and (len(place) < 4 or place[:3] not in comments)}
     assert len(names) > 2
 
 

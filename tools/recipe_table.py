@@ -14,7 +14,8 @@ from attnbench.mixers.recipe import recipe_options
 from attnbench.settings.schema import CONF, MixerSettings, RecipeSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from mixer_building import mixer_names, read
+from mixer_building import read
+from mixer_table import listed
 
 PARTS = {
     "rotary_theta": "positions",
@@ -42,7 +43,7 @@ def recipe_tables() -> str:
         [title, *(_asked(part, getattr(entry, part)) for entry in recipes.values())] for part, title in PARTS.items()
     ]
     got = []
-    for mixer in mixer_names():
+    for mixer in listed():
         cls, options = read(mixer)
         settings = MixerSettings(name=mixer, target=f"{cls.__module__}.{cls.__name__}", options=options)
         known = inspect.signature(cls).parameters

@@ -13,10 +13,10 @@ from attnbench.mixers.definition import exact
 from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.ops.attention.forgetting_attention import forgetting_bias
 from attnbench.ops.attention.softmax_attention import attend, materialised, visible
-from attnbench.ops.delta.delta_rule import recurrent_gated_delta_rule, unit_length
-from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
+from attnbench.ops.delta.delta_rule import DELTA_RULE, unit_length
+from attnbench.ops.diagonal.diagonal_decay import DIAGONAL_DECAY, DiagonalInputs
 from attnbench.ops.layers.rotary import rotate, rotation
-from attnbench.ops.scalar.scalar_decay import recurrent_scalar_decay
+from attnbench.ops.scalar.scalar_decay import SCALAR_DECAY
 
 
 class OperatorCase(NamedTuple):
@@ -219,7 +219,7 @@ def _delta_rule_step(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
         query, key, value = mixed[:, None].split([H * K, H * K, H * V], dim=-1)
         query, key = unit_length(query.unflatten(-1, (H, K)), K**-0.5), unit_length(key.unflatten(-1, (H, K)))
         value = value.unflatten(-1, (H, V))
-        y, last = recurrent_gated_delta_rule(query, key, value, log_decay[:, None], beta[:, None], memory)
+        y, last = DELTA_RULE.define(query, key, value, log_decay[:, None], beta[:, None], memory)
         return y[:, 0], last
 
     gates = numbers.normal(2, 5, H, learns=False).sigmoid()
@@ -241,7 +241,7 @@ def _scalar_decay_step(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
         query, key, value = mixed[:, None].split([G * K, G * K, H * V], dim=-1)
         query, key = (x.unflatten(-1, (G, K)) for x in (0.5 * query, key))
         written = value.unflatten(-1, (H, V)) * write[:, None, :, None]
-        y, last = recurrent_scalar_decay(query, key, written, log_decay[:, None], memory)
+        y, last = SCALAR_DECAY.define(query, key, written, log_decay[:, None], memory)
         return y[:, 0], last
 
     gates = numbers.normal(2, 5, H, learns=False).sigmoid()
@@ -261,7 +261,7 @@ def _diagonal_decay_step(numbers: _Numbers, dtype: torch.dtype) -> OperatorCase:
     def definition(*inputs: Tensor) -> tuple[Tensor, ...]:
         query, key, value, log_decay, reader, eraser = (x[:, None] for x in inputs[:-1])
         free = DiagonalInputs(query, key, value, log_decay, erase_BTHK=eraser, read_BTHK=reader)
-        y, last = recurrent_diagonal_decay(free, inputs[-1])
+        y, last = DIAGONAL_DECAY.define(*free, inputs[-1])
         return y[:, 0], last
 
     query, key, reader, eraser = (0.2 * numbers.normal(5, 3, 32, dtype=dtype, learns=False) for _ in range(4))

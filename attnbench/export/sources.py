@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import itertools
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import torch
@@ -97,12 +98,14 @@ class Source:
         return [it for it in group.members if not it.names or any(name in mentioned | called for name in it.names)]
 
     def _called_by_torch(self, class_name: str) -> frozenset[str] | None:
-        """Return the names of a module's outside bases; None for classes that are not modules."""
+        """Return the names of a module's outside bases and its fields; None for classes that are not modules."""
         if class_name not in self.called:
             is_whole = self.name.startswith(WHOLE)
             cls = object if is_whole else getattr(importlib.import_module(self.name), class_name)
             outside = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in self.form.own]
-            names = frozenset(name for base in outside for name in vars(base))
+            # A dataclass's fields are the keywords of its constructor, which calls __post_init__.
+            options = {it.name for it in fields(cls)} | {"__post_init__"} if is_dataclass(cls) else set()
+            names = frozenset(options.union(*(vars(base) for base in outside)))
             self.called[class_name] = names if issubclass(cls, (nn.Module, torch.autograd.Function)) else None
         return self.called[class_name]
 

@@ -11,6 +11,8 @@ from typing import Any
 BACKEND = "torch"
 KERNELS = "triton"
 """Name of the packages of ops/ that hold Triton kernels."""
+RECURRENCE, OF_KERNELS = "Recurrence", ("packed", "backends")
+"""Class of attnbench.ops whose calls lose these keywords, which are for kernels alone."""
 LIBRARIES = ("torch", "transformers")
 """Packages that an exported file may import, in addition to Python's own library and copied modules."""
 BLOCKS = ("body", "orelse", "finalbody")
@@ -33,12 +35,18 @@ class TorchForm(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return ast.Constant(False) if isinstance(node.func, ast.Name) and node.func.id == "on_kernels" else node
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == RECURRENCE:
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in OF_KERNELS]
+        return ast.Constant(False) if name == "on_kernels" else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         first, second, operator = node.left, node.comparators[0], node.ops[0]
-        name = first.id if isinstance(first, ast.Name) else first.attr if isinstance(first, ast.Attribute) else ""
+        if isinstance(first, ast.Subscript):
+            name = getattr(first.slice, "value", "")
+        else:
+            name = first.id if isinstance(first, ast.Name) else first.attr if isinstance(first, ast.Attribute) else ""
         if name != "backend" or not isinstance(second, ast.Constant) or not isinstance(operator, (ast.Eq, ast.NotEq)):
             return node
         return ast.Constant((second.value == BACKEND) == isinstance(operator, ast.Eq))

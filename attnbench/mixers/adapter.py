@@ -18,8 +18,7 @@ from attnbench.settings.errors import UserError, line_beside, one_line
 class Adapter(Mixer):
     """A layer (B, T, D) -> (B, T, D) of somebody else, its constructor's initial values kept.
 
-    It has no state: nothing decodes with it, and match=state has nothing to match. Its operations are counted as torch
-    dispatches them, and it is its own definition.
+    It has no state, its operations are counted as torch dispatches them, and it is its own definition.
     """
 
     fills_submodules: ClassVar[bool] = True
@@ -89,10 +88,8 @@ class Adapter(Mixer):
         raise UserError(self.stateless)
 
     def mixing_flops(self, length: int) -> int | None:
-        """Count what the layer dispatches beyond a use of each matrix once a position; of T × T forms the half. It is
-        negative where a matrix is used less, as a filter of a long convolution. None: it runs an operator whose
-        operations cannot be counted, or does not run without numbers, as sizes are matched.
-        """
+        """Count what the layer dispatches beyond one use of each matrix a position; of T × T forms the half. None: it
+        runs an operator that cannot be counted, or does not run on the meta device."""
         sizes = {size for x in (*self.parameters(), *self.buffers()) for size in x.shape}
         # A tensor with a square of the length is told by a prime that divides no width, see OperationCounter. From the
         # nearest two the number a position is continued to the length; a shorter sequence is counted as it is.

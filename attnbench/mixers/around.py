@@ -1,8 +1,5 @@
-"""Parts around the mixing, the same options by the same names for every mixer: projection, short convolution, norm of
-query and key, positions, norm and gate of the output.
-
-A mixer takes `rotary_theta`, `conv_size`, `qk_norm`, `output_norm` and `output_gate`, and hands each to its part here.
-"""
+"""Parts around the mixing: projection, short convolution, norm of query and key, positions, norm and gate of the
+output. `Shell` puts them together, with an option for each."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
@@ -21,13 +18,8 @@ Gate = Literal["none", "silu", "sigmoid"]
 
 
 class QueryKeyValue(nn.Module):
-    """First layer of every mixer here: one projection to query, key and value, and an optional short convolution.
-
-    Args:
-        query_width, key_width, value_width: channels over all heads.
-        conv_size: taps of the convolution over all three; 0 for none.
-        activation: apply SiLU after it.
-    """
+    """One projection to query, key and value, of so many channels over all heads; a short convolution over all three,
+    of `conv_size` taps, and SiLU behind it, `activation`."""
 
     def __init__(
         self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
@@ -41,12 +33,7 @@ class QueryKeyValue(nn.Module):
     def forward(
         self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each (B, T, its width).
-
-        Args:
-            x_BTD: one input, or one for each of the three.
-            history_BWC: as in ShortConvolution.
-        """
+        """Return query, key and value, (B, T, its width) each, of one input or of one for each of the three."""
         query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
         return query, key, value
 
@@ -74,15 +61,7 @@ def head_norm(width: int, is_on: bool, eps: float = 1e-6) -> nn.Module:
 
 
 class RotaryPositions(nn.Module):
-    """Angles of rotary positions, for `ops.layers.rotary` (Su et al., 2021), counted on in a state.
-
-    Args:
-        width: channels of a head.
-        theta: base of the wavelengths; None for no positions.
-
-    Raises:
-        UserError: a base that is not above 0, or heads of an odd width.
-    """
+    """Angles of rotary positions (Su et al., 2021) for heads of `width` channels; a `theta` of None: no positions."""
 
     def __init__(self, width: int, theta: float | None) -> None:
         super().__init__()
@@ -100,17 +79,15 @@ class RotaryPositions(nn.Module):
         return rotation(x_BTD.shape[1], self.width, position, self.theta, x_BTD.device)
 
     def init_position(self, device: torch.device) -> Tensor:
-        """Return the number of positions seen, for a state that needs it for this alone: an int64 scalar, of length
-        zero without positions."""
+        """Return a state's number of positions seen: an int64 scalar, of length zero without rotary positions."""
         return torch.zeros(() if self.theta is not None else 0, dtype=torch.int64, device=device)
 
 
 class GatedOutput(nn.Module):
-    """Last layer of every mixer here: an optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), and the projection
-    to the model's width.
+    """An optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), and the projection to the model's width.
 
     Args:
-        gate_rank: of the gate's map, a product of two; None: one matrix.
+        gate_rank: rank of the gate's map; None: full rank.
 
     Raises:
         UserError: a gate that does not exist, or a rank below 1.

@@ -25,8 +25,8 @@ class Mixer(nn.Module, ABC):
     The training forward (no state) is a pure function of parameters and input: no buffers written, no Python branch
     on data, so that it runs under functional_call, vmap, compile and CUDA-graph capture.
 
-    The constructor is keyword-only and typed, without **kwargs: its signature is the schema of its yaml. `dim` and
-    `head_width` come from the model, `layer` and `num_layers` too if the signature names them, the rest from the yaml.
+    The constructor is keyword-only and typed, without **kwargs: its signature is the schema of its yaml. The model
+    gives `dim` and `head_width`, and `layer` and `num_layers` to a signature that names them.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("torch",)
@@ -50,35 +50,33 @@ class Mixer(nn.Module, ABC):
     """Names of this module's parameters, without its submodules', that take no weight decay."""
 
     same_function: ClassVar[str] = ""
-    """`_target_` of the mixer whose function this class computes by another kernel, wherever the options that only this
-    one has are null, false or none. Both count as one where mixers, not kernels, are compared. Never inherited."""
+    """`_target_` of the mixer whose function this class computes by another kernel, unless an option that only this one
+    has is set. Both count as one where mixers, not kernels, are compared. Never inherited."""
 
     state_grows: ClassVar[bool] = False
-    """True where the state's size depends on `max_length`, as a cache's does."""
+    """True where the state's size depends on `max_length`."""
 
     state_memory: ClassVar[tuple[str, ...]] = ()
-    """Fields of a state that does not grow which match=state counts: the memory itself, but neither a convolution's
-    history nor a normaliser."""
+    """Fields of a state of fixed size that match=state counts: the memory, without history and normaliser."""
 
     has_order: ClassVar[bool] = False
-    """True where the recurrence itself tells positions apart, as a decay or the delta rule does. Without it,
-    positions and a convolution, the past is a set."""
+    """True where the recurrence itself tells positions apart, as a decay or the delta rule does."""
 
     needs_qk_norm: ClassVar[bool] = False
-    """True where the recurrence can grow without bound unless query and key are normed, as the delta rule's can."""
+    """True where the recurrence can grow without bound unless query and key are normed."""
 
     needs_output_norm: ClassVar[bool] = False
-    """True where the output has no bound of its own: a recurrence without a normaliser sums up as long as it reads."""
+    """True where the output has no bound of its own, as that of a sum without a normaliser."""
 
     undone_by: ClassVar[dict[str, str]] = {}
-    """Parts around the mixer that make another mixer of it, by option, each with the reason. A recipe and a probe leave
-    them as the yaml has them; who names one gets it, and reports say what it undoes."""
+    """Options that make another mixer of it, each with the reason. Recipes and probes leave them as the yaml has them;
+    where the user sets one, reports say what it undoes."""
 
     paper_options: ClassVar[dict[str, Any]] = {}
-    """Options that the paper has otherwise than the yaml and that a report tells, as the paper has them."""
+    """Values of the paper that differ from the yaml's; reports show them."""
 
     fills_submodules: ClassVar[bool] = False
-    """True where `init_weights` fills the submodules too: nobody else asks them for theirs."""
+    """True where `init_weights` fills the submodules too."""
 
     defines_itself: ClassVar[bool] = False
     """True for a layer from outside, whose `reference` is the layer and runs where it runs."""
@@ -88,7 +86,7 @@ class Mixer(nn.Module, ABC):
 
     @classmethod
     def known_backend(cls, backend: str) -> str:
-        """Return a backend by name, the first where it is `auto`: what a constructor is given, whatever the machine.
+        """Return a backend by name, the first for `auto`.
 
         Raises:
             UserError: an unknown name.
@@ -104,37 +102,31 @@ class Mixer(nn.Module, ABC):
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Return the backend that will run, by name; `auto` is resolved here, once, before the model is built.
+        """Return the backend that will run; `auto` is resolved here, once, before the model is built.
 
         Args:
-            options: the mixer's settings, `backend` among them.
+            options: the mixer's settings, and `head_width` where it is known.
             device_type: "cpu" or "cuda".
             precision: "float32", "tf32" or "bfloat16".
 
         Raises:
-            UserError: an unknown name, or a named kernel that cannot run here, with the way out.
+            UserError: an unknown name, or a kernel that cannot run here.
         """
         return cls.known_backend(options.get("backend", "auto"))
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Return the legal values of the one setting that decides the size of `state_memory`, smallest first, each as
-        the change to make in `options`: [{"value_expansion": 1}, {"value_expansion": 2}]. Empty: match=state is
-        refused.
-
-        Args:
-            options: the mixer's settings, which may override the model's `head_width`.
-        """
+        """Return the values of the setting that decides the size of `state_memory`, smallest first, each as a change of
+        `options`: [{"value_expansion": 1}, {"value_expansion": 2}]. Empty: match=state is refused."""
         return []
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Fill the parameters of this module, without its submodules', from the generator alone: other modules are
-        asked for theirs at the same time, in threads.
+        """Fill the parameters of this module, without its submodules', from the generator alone: modules are filled in
+        threads.
 
         Args:
             generator: a CPU generator seeded by the run's seed and this module's full name.
-            num_branches: how many outputs are added to the residual stream, one a mixer and one a feed-forward, for
-                scaling what is added.
+            num_branches: number of outputs added to the residual stream, by which they are scaled.
         """
 
     @abstractmethod
@@ -143,23 +135,18 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def reference(self, x_BTD: Tensor) -> Tensor:
-        """Compute the training forward by the slow definition, in whatever precision x and the weights have: the ground
-        truth for the fast form."""
+        """Compute the training forward by the slow definition, in the precision of x and the weights."""
 
     @abstractmethod
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
         """Return an empty state for sequences of up to `max_length` positions.
 
-        Every entry is preallocated and updated in place. Caches have `dtype`, recurrent states are float32, the
-        position (where there is one) is an int64 tensor on the device.
+        Entries are updated in place. Caches have `dtype`, recurrent states are float32, a position is int64.
         """
 
     def log_decay(self, x_BTD: Tensor) -> Tensor | None:
-        """Return log a_t, by which the operator multiplies its memory before position t, one number a head, (B, T, H),
-        or a key channel, (B, T, H, K); None where the memory does not decay.
-
-        Computed by the code that the forward pass runs too: half-lives at initialisation are read here.
-        """
+        """Return log a_t, by which the memory is multiplied before position t, (B, T, H) or (B, T, H, K), as the
+        forward pass computes it; None where the memory does not decay."""
         return None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
@@ -169,9 +156,8 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def mixing_flops(self, length: int) -> int | None:
-        """Count operations of the mixing alone, forward, per sequence: a multiply-add counts 2, and causal mixing
-        counts only the operations that a causal algorithm needs. Projections are not part of it. None: the
-        number is unknown."""
+        """Count the forward operations of the mixing alone, without projections, per sequence: a multiply-add counts 2,
+        and of causal mixing only the operations that a causal algorithm needs. None: unknown."""
 
 
 class ReturnError(UserError):
@@ -179,10 +165,7 @@ class ReturnError(UserError):
 
 
 def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State]:
-    """Return output and state of a call with the input x: a tensor of two sequences would be unpacked as a pair too.
-
-    Args:
-        method: that was called, for the message.
+    """Return output and state of a call of `method` with the input x. A tensor of two sequences could be unpacked too.
 
     Raises:
         ReturnError: it is no pair, or its output is no tensor of the shape of x.
@@ -204,10 +187,10 @@ def state_bytes(state: State) -> int:
 
 
 def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
-    """Return `num_heads`, or as many heads of `head_width` as fit the model's width exactly.
+    """Return `num_heads`, or for None the number of heads of `head_width` that fill the model's width.
 
     Raises:
-        UserError: null where the width cannot be divided.
+        UserError: the width cannot be divided.
     """
     if num_heads is not None:
         if num_heads < 1:
@@ -223,10 +206,10 @@ def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
 
 
 def expanded(head_width: int, value_expansion: float) -> int:
-    """Return the value channels a head, `value_expansion` times those of the key.
+    """Return the value channels a head.
 
     Raises:
-        UserError: an expansion that makes no whole number of them.
+        UserError: they are no whole number.
     """
     width = round(head_width * value_expansion)
     if width < 1 or width != head_width * value_expansion:
@@ -235,8 +218,7 @@ def expanded(head_width: int, value_expansion: float) -> int:
 
 
 def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-    """Return `state_choices` of a mixer whose `value_expansion` decides: whole numbers of value channels a head up to
-    the model's width."""
+    """Return `state_choices` of a mixer whose `value_expansion` decides: value channels up to the model's width."""
     key_width = options.get("head_width", head_width)
     return [
         {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}

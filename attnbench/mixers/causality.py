@@ -30,9 +30,8 @@ def seen_of_the_future(
     """Return words on what an output has of later positions, or none.
 
     Args:
-        dim: of the model.
-        precision: that it computes in, its weights being float32.
-        is_exact: allow no rounding either, such as that of a sum from which a later position is taken away.
+        precision: of the computation; the weights are float32.
+        is_exact: allow no rounding, such as that of a sum from which a later position is subtracted.
 
     Raises:
         ReturnError: the mixer does not return (y, state), y has another shape than its input, or is another one for
@@ -77,13 +76,7 @@ def seen_of_the_future(
 def check_causality(
     mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
 ) -> None:
-    """Check mixers from outside attnbench before they are trained: one that sees the future scores well everywhere.
-
-    Args:
-        mixers: settings of the layers.
-        layers: the mixers built.
-        dim: of the model.
-        seq_len: of the training; more than LONGEST_CHECK positions are not looked at.
+    """Check the causality of mixers from outside attnbench, up to LONGEST_CHECK positions, before they are trained.
 
     Raises:
         UserError: one sees the future, or does not return (y, state).

@@ -1,7 +1,5 @@
-"""The contract of a mixer, promise by promise, on which training, matching and decoding rely.
-
-A check returns words on how a promise is broken, or none; whatever it raises breaks it too. The tests run all of them
-over every yaml of conf/attn, `attnbench doctor` over mixers from outside attnbench.
+"""The contract of a mixer, promise by promise. A check returns words on how a promise is broken, or none; an exception
+breaks it too. The tests run all of them over every yaml of conf/attn, `attnbench doctor` over mixers from outside.
 """
 
 import math
@@ -76,8 +74,7 @@ def shape_and_dtype(mixer: Mixer, case: Case) -> str:
 
 
 def causality(mixer: Mixer, case: Case) -> str:
-    """Check that nothing comes from the future, by the gradient and by what changes where the future does: of a mixer
-    of attnbench to the last bit, of a layer that one of its adapters holds within the rounding of foreign mixers."""
+    """Check that nothing comes from the future: of a mixer of attnbench to the last bit, of another within rounding."""
     is_exact = is_own(type(mixer).__module__) and not mixer.defines_itself
     return seen_of_the_future(mixer, case.model.dim, LONGEST, is_exact=is_exact)
 

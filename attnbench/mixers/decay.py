@@ -17,6 +17,9 @@ from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 DecayInit = Literal["spread", "paper"]
 """Values of `decay_init`: half-lives spread evenly by ratio over the heads or channels, or drawn as in the paper."""
 
+DECAY_INIT = "half-lives of 1.7 to 693 positions over the"
+"""Beginning of the option's comment."""
+
 
 def softplus_decay(hidden: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
     """Return log a_t of the formula above, in the dtype of `hidden`, which is float32 at least; rate and bias are

@@ -3,9 +3,9 @@
 The doctor, the gate of the benches and the tests all compare through this file. `by_definition` and `by_backend`
 compute both sides, `compare` the errors, and `TOLERANCES` limits them.
 
-Where an output nearly vanishes, as q . k of a first position may, a norm behind it makes much of the rounding of q and
-k, and no kernel could do better. So `deviation` forgives an error that is too large where the same rounding does nearly
-as much to the definition, position by position and parameter by parameter: one that it disturbs excuses no other.
+Where an output nearly vanishes, a norm behind it amplifies the rounding of q and k, and no kernel could do better. So
+`deviation` excuses an error where the same rounding changes the definition nearly as much, each position and parameter
+by itself.
 """
 
 import copy
@@ -33,8 +33,7 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 0.03, "tf32": 0.01,
 """Largest relative error |a - b| / |b| of an output or of an input's gradient, by precision."""
 
 PART_FACTOR = 2.5
-"""Largest error of a single position or of a parameter's gradient, in tolerances: in a part errors do not average out,
-and the terms that a parameter sums over positions cancel."""
+"""Largest error of a single position or of a parameter's gradient, in tolerances: there errors do not average out."""
 
 LENGTHS = (1, 63, 65, 133, 257)
 """Lengths around the borders of chunks of 64 and with ragged ends, where kernels fail that are right elsewhere."""
@@ -48,8 +47,8 @@ NUM_STEPS = 16
 """Number of single steps in `by_state`."""
 
 INPUT_SCALE = 5.0
-"""Factor on the input, so that initial weights, which are small, leave the linear range of gates and scores. Near it
-the gradients of query and key are so much smaller than the value's that an error in them does not show."""
+"""Factor on the input, so that gates and scores leave their linear range: near it the gradients of query and key are
+so much smaller than the value's that an error in them does not show."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -84,11 +83,7 @@ USUAL = Case(name="")
 
 
 class Computed(NamedTuple):
-    """Output of a mixer, and the gradients of a weighted sum of it; on the CPU, wherever they were computed.
-
-    To compare two is hundreds of small operations, a third of which hand a number back: on a GPU each waits its turn
-    behind the other processes.
-    """
+    """Output of a mixer and the gradients of a weighted sum of it, on the CPU, where comparing them is fast."""
 
     output_BTD: Tensor
     input_gradient_BTD: Tensor
@@ -99,14 +94,12 @@ class Computed(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Deviation:
-    """Relative errors |a - b| / |b| of a backend, b by the definition: 0 where nothing differs from nothing, and never
-    finite where a number of a is not."""
+    """Relative errors |a - b| / |b| of a backend, a, against the definition, b."""
 
     output: float
     input_gradient: float
     position: float
-    """Error of output or input gradient at the worst position: a ragged end of which little depends does not show in
-    the whole."""
+    """Error of output or input gradient at the worst position."""
     parameter_gradient: float
     """Error of the worst parameter."""
     parameter: str
@@ -127,11 +120,8 @@ def limits(tolerance: float) -> dict[str, float]:
 
 
 def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients in float64.
-
-    What is defined position by position is computed on the CPU: it is thousands of small operations, and processes that
-    share a GPU, as the doctor's do, launch theirs one after the other.
-    """
+    """Compute the mixer's `reference` and its gradients in float64, on the CPU: it is thousands of small operations,
+    and processes that share a GPU would launch theirs one after the other."""
     where = next(mixer.parameters()).device if mixer.defines_itself else torch.device("cpu")
     wide = copy.deepcopy(mixer).to(where, torch.float64)
     x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, where, case.input_scale))
@@ -159,8 +149,7 @@ def by_backend(mixer: Mixer, length: int, precision: str, case: Case = USUAL) ->
 
 
 def by_rounded_definition(mixer: Mixer, length: int, precision: str, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients as `by_backend` does the forward: by the definition, from
-    queries, keys and values that are rounded as a model rounds them."""
+    """Compute the mixer's `reference` and its gradients in `precision`, from inputs rounded as a model rounds them."""
     return _in_precision(mixer, mixer.reference, length, precision, case)
 
 
@@ -184,8 +173,7 @@ def deviation(
 
 
 def by_state(mixer: Mixer, length: int, precision: str) -> list[Tensor]:
-    """Compute the same outputs without gradients through a state, each (B, T, D) and on the CPU: of two pieces read one
-    after the other, and of the last NUM_STEPS positions, step by step."""
+    """Compute outputs through a state, (B, T, D) each and on the CPU: of two pieces, and of NUM_STEPS single steps."""
     x_BTD, _ = example(length, MODEL.dim, next(mixer.parameters()).device)
     x_BTD = x_BTD.to(dtype_of(precision))
     pieces = [length // 2, length - length // 2 - NUM_STEPS]

@@ -1,61 +1,43 @@
-"""DeltaNet: a memory without decay, in which each key overwrites what it points to."""
+"""DeltaNet: a memory without decay, in which each key overwrites the value that it finds."""
 
-from attnbench.mixers.around import Gate
-from attnbench.mixers.delta_rule import DeltaRuleMixer
-from attnbench.ops.delta.delta_rule import delta_rule_flops
+from typing import ClassVar
+
+from torch import Tensor
+
+from attnbench.mixers.layers import Projection
+from attnbench.mixers.options import redefined
+from attnbench.mixers.shell import RecurrentMixer
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.delta.delta_rule import DELTA_RULE
+from attnbench.settings.options import option
 
 
-class DeltaNet(DeltaRuleMixer):
+class DeltaNet(RecurrentMixer):
     """DeltaNet (Yang, Wang, Zhang, Shen and Kim, 2024; arXiv 2406.06484), per head, with S_0 = 0:
 
         S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T,   y_t = S_t^T q_t / sqrt(K)
 
-    that is a = 1, e = b k, r = k, u = b v. q, k and v come through a short convolution and SiLU, b_t =
-    sigmoid(beta(x_t)). The paper's defaults stand here: q and k of length 1, a convolution of four taps, a norm and no
-    gate on the output.
-
-    Args:
-        num_heads: null for dim / head_width; the inner widths need not add up to dim.
-        head_width: channels of query and key a head, K.
-        value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | triton | fla, as in Gated DeltaNet, whose kernels these are.
-        rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned after convolution
-            and SiLU; null for no positions.
-        conv_size: taps of the short convolution over query, key and value; 0 for none.
-        qk_norm: divide query and key of each head by their length. Without it the recurrence can grow.
-        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
-        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
-        negative_eigenvalues: b_t in 0..2 instead of 0..1, so that the state can also be reflected (arXiv 2411.12537).
+    q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)). The options are the paper's: q and k
+    of length 1, a convolution of four taps, a norm and no gate on the output.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_width: int,
-        num_heads: int | None = None,
-        value_expansion: float = 1,
-        backend: str = "auto",
-        rotary_theta: float | None = None,
-        conv_size: int = 4,
-        qk_norm: bool = True,
-        output_norm: bool = True,
-        output_gate: Gate = "none",
-        negative_eigenvalues: bool = False,
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            head_width=head_width,
-            num_heads=num_heads,
-            value_expansion=value_expansion,
-            backend=backend,
-            rotary_theta=rotary_theta,
-            conv_size=conv_size,
-            qk_norm=qk_norm,
-            output_norm=output_norm,
-            output_gate=output_gate,
-            max_beta=2 if negative_eigenvalues else 1,
-        )
+    operator = DELTA_RULE
+    activation, unit_keys, needs_qk_norm = True, True, True
+    conv_size, output_norm = 4, True
+    qk_norm = redefined(True, "query and key of length 1; without it the recurrence can grow")
+    negative_eigenvalues: bool = option(
+        False, "beta in 0..2 instead of 0..1: the state can be reflected (arXiv 2411.12537)"
+    )
 
-    def mixing_flops(self, length: int) -> int:
-        return delta_rule_flops(length, self.num_heads, self.head_width, self.value_width)
+    num_steps: ClassVar[int] = 1
+    """Steps of the delta rule a position, each with a key, a value and a strength of its own."""
+
+    def add_parts(self) -> None:
+        self.max_beta = 2 if self.negative_eigenvalues else 1
+        self.beta = Projection(self.dim, self.num_steps * self.heads)
+        self.move_last("norm", "output")
+
+    def signals(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Return log decay and beta."""
+        beta_BTH = self.beta(x_BTD).to(accumulation_dtype(x_BTD.dtype))
+        return beta_BTH.new_zeros(*x_BTD.shape[:2], self.heads), self.max_beta * beta_BTH.sigmoid()

@@ -1,87 +1,44 @@
 """EFLA: DeltaNet with the exact solution of the differential equation whose Euler step the delta rule is."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from attnbench.mixers.around import Gate
-from attnbench.mixers.delta_rule import DeltaRuleMixer
-from attnbench.ops.delta.delta_rule import delta_rule_flops, unit_length
+from attnbench.mixers.base import State
+from attnbench.mixers.deltanet import DeltaNet
+from attnbench.mixers.options import redefined
+from attnbench.ops.delta.delta_rule import unit_length
 
 
-class EFLA(DeltaRuleMixer):
+class EFLA(DeltaNet):
     """Error-free linear attention (Lei, Zhang and Poria, 2025; arXiv 2512.12602), per head, with S_0 = 0:
 
         S_t = (I - b'_t k_t k_t^T) S_{t-1} + b'_t k_t v_t^T,   y_t = S_t^T q_t / sqrt(K),
         b'_t = (1 - exp(-b_t k_t.k_t)) / k_t.k_t
 
-    that is a = 1, e = b' k, r = k, u = b' v. It is dS/dt = -k k^T S + k v^T followed for a time of b_t. Of what S holds
-    along k, exp(-b_t k.k) is left, never less than 0, so that no key need be normed. q, k and v come through a short
-    convolution and SiLU, b_t = sigmoid(beta(x_t)).
-
-    Defaults: as the paper has it, DeltaNet's, with keys of any length. Here the query has any length too, over sqrt(K).
-
-    Args:
-        num_heads: null for dim / head_width; the inner widths need not add up to dim.
-        head_width: channels of query and key a head, K.
-        value_expansion: channels of value a head, V, as a multiple of head_width.
-        backend: auto | torch | triton | fla, as in Gated DeltaNet, whose kernels these are.
-        rotary_theta: base of the wavelengths of rotary positions, by which query and key are turned after convolution
-            and SiLU; null for no positions.
-        conv_size: taps of the short convolution over query, key and value; 0 for none.
-        qk_norm: divide query and key of each head by their length; b' is then 1 - exp(-b).
-        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
-        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
+    It is dS/dt = -k k^T S + k v^T followed for a time of b_t. Of what S holds along k, exp(-b_t k.k) is left, never
+    less than 0, so that no key need be normed. q, k and v come through a short convolution and SiLU, b_t =
+    sigmoid(beta(x_t)). The options are the paper's: DeltaNet's, with keys of any length. Here the query has any length
+    too, over sqrt(K).
     """
 
-    needs_qk_norm: ClassVar[bool] = False
+    qk_norm = redefined(False, "query and key of length 1; beta' is then 1 - exp(-beta)")
+    negative_eigenvalues: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    needs_qk_norm = False
     undone_by: ClassVar[dict[str, str]] = {
         "qk_norm": "with keys of unit length its exact step is a delta rule's, of strength 1 - exp(-b)"
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_width: int,
-        num_heads: int | None = None,
-        value_expansion: float = 1,
-        backend: str = "auto",
-        rotary_theta: float | None = None,
-        conv_size: int = 4,
-        qk_norm: bool = False,
-        output_norm: bool = True,
-        output_gate: Gate = "none",
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            head_width=head_width,
-            num_heads=num_heads,
-            value_expansion=value_expansion,
-            backend=backend,
-            rotary_theta=rotary_theta,
-            conv_size=conv_size,
-            qk_norm=qk_norm,
-            output_norm=output_norm,
-            output_gate=output_gate,
-        )
+    def inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor]:
+        (query, key, value, log_decay, beta), gate_BTD = super().inputs(x_BTD, state, angles)
+        return (query, key, value, log_decay, exact_strength(beta, key)), gate_BTD
 
-    def mixing_flops(self, length: int) -> int:
-        return delta_rule_flops(length, self.num_heads, self.head_width, self.value_width)
-
-    def _inputs(
-        self, x_BTD: Tensor, history_BWC: Tensor | None, angles: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        query, key, value, log_decay, beta = super()._inputs(x_BTD, history_BWC, angles)
-        return query, key, value, log_decay, exact_strength(beta, key)
-
-    def _packed(
-        self, x_BTD: Tensor, history_BWC: Tensor | None, angles: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        packed_BTC, log_decay, beta = super()._packed(x_BTD, history_BWC, angles)
-        width = self.num_heads * self.head_width
-        key = packed_BTC[..., width : 2 * width].unflatten(-1, (self.num_heads, self.head_width))
+    def packed_inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[Any, ...]:
+        packed_BTC, log_decay, beta = super().packed_inputs(x_BTD, state, angles)
+        (key,) = packed_BTC.split(self.widths(), dim=-1)[1:2]
+        key = key.unflatten(-1, (self.heads, self.key_width))
         return packed_BTC, log_decay, exact_strength(beta, unit_length(key) if self.qk_norm else key)
 
 

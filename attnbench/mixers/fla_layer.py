@@ -15,17 +15,13 @@ INSTALL = "pip install 'flash-linear-attention>=0.6,<0.7'"
 
 class FlaLayer(Adapter):
     """A layer of fla.layers, with its own projections, convolution, norm and gate: no part of attnbench stands around
-    it, and recipes do not reach it. Its library's version is part of a result's identity.
-
-    Its library decodes by caches of its own, which attnbench does not call: here it only trains and scores. Operations
-    of its kernels nobody counts: there are no FLOPs of it, and match=flops is refused.
+    it, and recipes do not reach it. The library's version is part of a result's identity. The layer only trains and
+    scores: attnbench does not call its caches. It has no FLOPs, as its kernels are not counted.
 
     Args:
         layer: name of the class in fla.layers.
-        options: of its constructor, whose signature they are checked against; the library itself takes any word.
-            Where it names them and the options do not, hidden_size is the model's width, head_dim its head width,
-            num_heads as many as fit, and layer_idx the layer.
-        backend: `fla` is all there is.
+        options: of its constructor, checked against its signature. The model gives hidden_size, head_dim, num_heads and
+            layer_idx to a signature that names them, unless the options do.
 
     Raises:
         UserError: no CUDA, no library, no such layer, or options that it has not.
@@ -74,7 +70,7 @@ class FlaLayer(Adapter):
         return self.layer_class(**self.options)
 
     def mixing_flops(self, length: int) -> None:
-        """Not known: torch dispatches none of its kernels, and they cannot be launched on a model without memory."""
+        """Return None: torch dispatches none of its kernels."""
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         """Call the layer; of its output, attention weights and cache, the output."""

@@ -1,20 +1,19 @@
 """Forgetting Transformer: softmax attention whose scores lose what forget gates have let go between two positions."""
 
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnbench.mixers.around import Gate
-from attnbench.mixers.decay import DecayInit, inverse_softplus, spread_steps
+from attnbench.mixers.decay import DECAY_INIT, DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.softmax import Softmax
 from attnbench.ops.attention.forgetting_attention import forgetting_attention, forgetting_prefill, forgetting_step
-from attnbench.ops.attention.softmax_attention import attention_flops, definition
+from attnbench.ops.attention.softmax_attention import definition
 from attnbench.ops.attention.window_attention import AUTO_RULE, choose_beside_torch
 from attnbench.ops.common.precision import accumulation_dtype
-from attnbench.settings.check import check_value
+from attnbench.settings.options import option
 
 
 class ForgettingState(NamedTuple):
@@ -40,69 +39,26 @@ class Fox(Softmax):
     values are mixed with those of the position before by no shift of their own (conv_size does what that did), in the
     output norm over each head instead of over all, and in `decay_init`.
 
-    Args:
-        num_heads: null for dim / head_width; the inner widths need not add up to dim.
-        num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
-        backend: changes the speed, not the result beyond rounding. `torch` writes the weights out. `triton` is Flash's
-            kernel of that name, which adds the gates to the scores itself; it also decodes with a kernel.
-        decay_init: forget_bias at the start. spread: -log f of 0.001 to 0.4, evenly by ratio over the heads, the
-            slowest first: half-lives of 693 down to 1.7 positions, of 693 with one head. paper: 0, f = 0.5 in each.
+    `backend` changes the speed, not the result beyond rounding. `torch` writes the weights out. `triton` is Flash's
+    kernel of that name, which adds the gates to the scores itself; it also decodes with a kernel.
     """
 
+    rotary_theta, qk_norm, output_norm, output_gate = None, True, True, "sigmoid"
+    decay_init: DecayInit = option("spread", f"{DECAY_INIT} heads | paper: 1 position in each")
+
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton")
-    auto_rule: ClassVar[str] = AUTO_RULE
+    auto_rule, choose = AUTO_RULE, staticmethod(choose_beside_torch)
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"forget_bias"})
-    has_order: ClassVar[bool] = True
-    fills_width: ClassVar[bool] = False
+    has_order = True
+    fills_width = False
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_width: int,
-        num_heads: int | None = None,
-        num_key_value_heads: int | None = None,
-        backend: str = "auto",
-        rotary_theta: float | None = None,
-        conv_size: int = 0,
-        qk_norm: bool = True,
-        output_norm: bool = True,
-        output_gate: Gate = "sigmoid",
-        decay_init: DecayInit = "spread",
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            head_width=head_width,
-            num_heads=num_heads,
-            num_key_value_heads=num_key_value_heads,
-            backend=backend,
-            rotary_theta=rotary_theta,
-            conv_size=conv_size,
-            qk_norm=qk_norm,
-            output_norm=output_norm,
-            output_gate=output_gate,
-        )
-        check_value("attn.decay_init", decay_init, choices=get_args(DecayInit))
-        self.decay_init: DecayInit = decay_init
-        self.forget = Projection(dim, self.num_heads)
-        self.forget_bias = nn.Parameter(torch.empty(self.num_heads))
-
-    @classmethod
-    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Refuse, beyond what Mixer does, what the kernel of that name cannot do."""
-        super().choose_backend(options, device_type=device_type, precision=precision)
-        return choose_beside_torch(
-            options.get("backend", "auto"),
-            window=None,
-            head_width=options.get("head_width"),
-            device_type=device_type,
-            precision=precision,
-        )
+    def add_parts(self) -> None:
+        self.forget = Projection(self.dim, self.heads)
+        self.forget_bias = nn.Parameter(torch.empty(self.heads))
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Set the bias as `decay_init` has it."""
         # -log sigmoid(b) is softplus(-b).
-        spread_H = -inverse_softplus(spread_steps(self.num_heads))
+        spread_H = -inverse_softplus(spread_steps(self.heads))
         with torch.no_grad():
             self.forget_bias.copy_(spread_H if self.decay_init == "spread" else torch.zeros_like(spread_H))
 
@@ -133,9 +89,6 @@ class Fox(Softmax):
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         cache = super().init_state(batch_size, max_length, dtype)
-        shape = (batch_size, max_length, self.num_heads)
+        shape = (batch_size, max_length, self.heads)
         bias_BSH = torch.zeros(shape, dtype=accumulation_dtype(dtype), device=cache.position.device)
         return ForgettingState(**cache._asdict(), bias_BSH=bias_BSH)
-
-    def mixing_flops(self, length: int) -> int:
-        return attention_flops(length, self.num_heads, self.head_width)

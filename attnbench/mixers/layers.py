@@ -19,11 +19,8 @@ INITIAL_DEVIATION = 0.02
 
 
 class Projection(nn.Linear):
-    """A linear map without bias.
-
-    Args:
-        residual: its output is added to the residual stream, so the more branches there are the smaller it starts.
-    """
+    """A linear map without bias. With `residual` its output is added to the residual stream: the more branches there
+    are, the smaller it starts."""
 
     def __init__(self, in_features: int, out_features: int, *, residual: bool = False) -> None:
         super().__init__(in_features, out_features, bias=False)
@@ -36,11 +33,7 @@ class Projection(nn.Linear):
 
 
 class LowRank(nn.Module):
-    """A linear map without bias of low rank: up(activation(down(x))).
-
-    Args:
-        setting: that the rank comes from, for the message.
-        activation: in between; None: none.
+    """A linear map without bias of low rank, up(activation(down(x))). The rank comes from `setting`.
 
     Raises:
         UserError: a rank below 1.
@@ -166,11 +159,10 @@ class ShortConvolution(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
     def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None, *, activation: bool = False) -> Tensor:
-        """Convolve T positions.
+        """Convolve T positions, and apply SiLU with `activation`.
 
         Args:
             history_BWC: the size - 1 inputs before the first, updated in place to the last ones; None: zeros.
-            activation: apply SiLU after it.
         """
         length, taps = x_BTC.shape[1], self.size - 1
         past_BWC = None if history_BWC is None else history_BWC.to(x_BTC.dtype)

@@ -1,17 +1,18 @@
 """Multi-head latent attention: keys and values of all heads come from one narrow latent, which alone is cached."""
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
-from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.around import RotaryPositions, by_heads, head_norm
 from attnbench.mixers.layers import Projection, RMSNorm
+from attnbench.mixers.options import redefined
+from attnbench.mixers.shell import Shell
 from attnbench.mixers.softmax import room_for
 from attnbench.ops.attention.softmax_attention import attend, attention_flops, definition, materialised, visible
 from attnbench.ops.layers.rotary import rotate
-from attnbench.settings.check import check_value
+from attnbench.settings.options import option
 
 
 class LatentState(NamedTuple):
@@ -24,7 +25,7 @@ class LatentState(NamedTuple):
     history_BWC: Tensor
 
 
-class MLA(Mixer):
+class MLA(Shell):
     """Multi-head latent attention (DeepSeek-AI, 2024; arXiv 2405.04434), per head, with c_s a latent and p_s a rotary
     key that all heads share:
 
@@ -39,62 +40,42 @@ class MLA(Mixer):
     optional convolution stands over query, latent and rotary key, and in widths: latent_width is half the model's and
     R 16, theirs 4 and 1/2 times a head's 128 channels.
 
-    Args:
-        num_heads: null for dim / head_width; the inner widths need not add up to dim.
-        head_width: channels of a head's query and key without the rotary ones, and of its value, K.
-        latent_width: channels of the latent; null for dim / 2.
-        rotary_width: rotary channels of each query head and of the shared key, R.
-        backend: `torch` is all there is.
-        rotary_theta: base of the rotary positions' wavelengths; null leaves the rotary channels as they are.
-        conv_size: taps of a short convolution over query, latent and rotary key; 0 for none.
-        qk_norm: RMS norm with a learned gain over each head's query, rotary channels included, and over the rotary key.
-            The other channels of a key come from the latent, whose norm is always there: one of their own could not be
-            absorbed.
-        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
-        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
+    A query's norm covers its rotary channels too, and the rotary key has one. The other channels of a key come from the
+    latent, whose norm is always there: one of their own could not be absorbed.
     """
 
-    auto_rule: ClassVar[str] = "there is no other"
-    state_grows: ClassVar[bool] = True
+    latent_width: int | None = option(
+        None, "channels of the latent that keys and values come from; null: model.dim / 2", after="num_heads", minimum=1
+    )
+    rotary_width: int = option(
+        16,
+        "rotary channels of a query head and of the key that all heads share, beside head_width others",
+        after="latent_width",
+        minimum=1,
+    )
+    rotary_theta = redefined(
+        10000.0, "base of the rotary positions' wavelengths; null leaves the rotary channels as they are"
+    )
+    conv_size = redefined(0, "taps of a short convolution over query, latent and rotary key; 0: none")
+    qk_norm = redefined(False, "RMS norm of each head's query and of the rotary key; the latent is normed anyway")
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_width: int,
-        num_heads: int | None = None,
-        latent_width: int | None = None,
-        rotary_width: int = 16,
-        backend: str = "auto",
-        rotary_theta: float | None = 10000.0,
-        conv_size: int = 0,
-        qk_norm: bool = False,
-        output_norm: bool = False,
-        output_gate: Gate = "none",
-    ) -> None:
-        super().__init__()
-        check_value("attn.latent_width", latent_width, minimum=1)
-        check_value("attn.rotary_width", rotary_width, minimum=1)
-        self.num_heads, self.head_width = head_count(num_heads, dim, head_width), head_width
-        self.latent_width = max(1, dim // 2) if latent_width is None else latent_width
-        self.rotary_width = rotary_width
-        self.backend = self.known_backend(backend)
-        width, query_width = self.num_heads * head_width, self.num_heads * (head_width + rotary_width)
-        self.query_key_value = QueryKeyValue(dim, query_width, rotary_width, self.latent_width, conv_size=conv_size)
-        self.latent_norm = RMSNorm(self.latent_width)
-        self.up_key, self.up_value = (Projection(self.latent_width, width) for _ in range(2))
-        self.query_norm = head_norm(head_width + rotary_width, qk_norm)
-        self.key_norm = head_norm(rotary_width, qk_norm)
-        self.positions = RotaryPositions(rotary_width, rotary_theta)
-        self.norm = head_norm(head_width, output_norm)
-        self.output = GatedOutput(dim, width, gate=output_gate)
+    auto_rule = "there is no other"
+    state_grows = True
+
+    def widths(self) -> tuple[int, int, int]:
+        self.latent_channels = max(1, self.dim // 2) if self.latent_width is None else self.latent_width
+        return self.heads * (self.head_width + self.rotary_width), self.rotary_width, self.latent_channels
+
+    def add_parts(self) -> None:
+        self.latent_norm = RMSNorm(self.latent_channels)
+        self.up_key, self.up_value = (Projection(self.latent_channels, self.heads * self.head_width) for _ in range(2))
+        self.query_norm = head_norm(self.head_width + self.rotary_width, self.qk_norm)
+        self.key_norm = head_norm(self.rotary_width, self.qk_norm)
+        self.positions = RotaryPositions(self.rotary_width, self.rotary_theta)
+        self.move_last("query_norm", "key_norm", "positions", "norm", "output")
 
     def forward(self, x_BTD: Tensor, state: LatentState | None = None) -> tuple[Tensor, LatentState | None]:
-        """Train without a state; with one, prefill of the T positions that follow.
-
-        Raises:
-            ValueError: more positions than the state was made for.
-        """
+        """Train without a state; with one, prefill of the T positions that follow."""
         if state is None:
             return self._finish(materialised(*self._inputs(x_BTD), None), x_BTD), None
         start, end = room_for(x_BTD.shape[1], state.position, state.latent_BSC.shape[1])
@@ -114,7 +95,7 @@ class MLA(Mixer):
         state.rotary_key_BSK.index_copy_(1, index, rotary_key_BTK.to(dtype))
         own_BTHK, rotary_BTHK = query_BTHK.to(dtype).split([self.head_width, self.rotary_width], dim=-1)
         up_key_HKC, up_value_HVC = (
-            up.weight.to(dtype).unflatten(0, (self.num_heads, -1)) for up in (self.up_key, self.up_value)
+            up.weight.to(dtype).unflatten(0, (self.heads, -1)) for up in (self.up_key, self.up_value)
         )
         absorbed_BTHC = torch.einsum("bthk,hkc->bthc", own_BTHK, up_key_HKC)
         key_BSC = torch.cat([state.latent_BSC, state.rotary_key_BSK], dim=-1)
@@ -135,7 +116,7 @@ class MLA(Mixer):
         device = self.up_key.weight.device
         # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
         return LatentState(
-            latent_BSC=torch.zeros(batch_size, max_length, self.latent_width, dtype=dtype, device=device),
+            latent_BSC=torch.zeros(batch_size, max_length, self.latent_channels, dtype=dtype, device=device),
             rotary_key_BSK=torch.zeros(batch_size, max_length, self.rotary_width, dtype=dtype, device=device),
             position=torch.zeros((), dtype=torch.int64, device=device),
             history_BWC=self.query_key_value.init_history(batch_size, dtype),
@@ -144,7 +125,7 @@ class MLA(Mixer):
     def mixing_flops(self, length: int) -> int:
         """Count the pairs of positions s <= t; keys and values led up are matrices, used once a position."""
         widths = {"head_width": self.head_width + self.rotary_width, "value_width": self.head_width}
-        return attention_flops(length, self.num_heads, **widths)
+        return attention_flops(length, self.heads, **widths)
 
     def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value by heads, the query and the key with the rotary channels last."""
@@ -168,7 +149,7 @@ class MLA(Mixer):
     def _up(self, rotary_key_BSK: Tensor, latent_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys, the rotary channels that all heads share last, and values."""
         key_BSHK, value_BSHV = by_heads((self.up_key(latent_BSC), self.up_value(latent_BSC)), self.head_width)
-        shared_BSHK = rotary_key_BSK[:, :, None].to(key_BSHK.dtype).expand(-1, -1, self.num_heads, -1)
+        shared_BSHK = rotary_key_BSK[:, :, None].to(key_BSHK.dtype).expand(-1, -1, self.heads, -1)
         return torch.cat([key_BSHK, shared_BSHK], dim=-1), value_BSHV
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:

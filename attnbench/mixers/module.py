@@ -17,17 +17,14 @@ at the length that is trained."""
 
 
 class Module(Adapter):
-    """A layer of the user's as it is: no part of attnbench stands around it, and it promises nothing.
-
-    Tensors that are neither parameters nor buffers stay where the constructor makes them. It is called in training with
-    nothing but the input, and returns a tensor of its shape.
+    """A layer of the user's as it is: no part of attnbench stands around it. It is called with nothing but the input,
+    and returns a tensor of its shape.
 
     Args:
         path: package:Class, found on PYTHONPATH. Named by this command line, or by a yaml of its --config-dir: a
             checkpoint that names one is refused without the same words.
-        options: of its constructor, whose signature they are checked against. `dim`, `head_width`, `layer` and
-            `num_layers` come from the model where it names them.
-        backend: `torch` is all there is.
+        options: of its constructor, checked against its signature. The model gives `dim`, `head_width`, `layer` and
+            `num_layers` to a signature that names them.
 
     Raises:
         UserError: no such class, options that it has not, an output of another shape, or one that depends on later

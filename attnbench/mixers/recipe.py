@@ -23,11 +23,7 @@ OWN, NEEDED = "own", "needed"
 
 def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, Any]:
     """Return the options that a recipe gives a mixer, among those that the mixer has; a part that would undo the mixer
-    stays as its yaml has it.
-
-    Raises:
-        UserError: `needed` of a part that no mixer's class speaks of.
-    """
+    stays as its yaml has it."""
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
     asked = {name: value for name, value in _parts(recipe).items() if name in known}
@@ -37,8 +33,8 @@ def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, An
 
 
 def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[str]:
-    """List the parts that a recipe asks for and the mixer, or one of a hybrid's, has no setting for, or stays without
-    because they would undo it."""
+    """List the parts that a recipe asks for and that the mixer, or one of a hybrid's, has no setting for or that would
+    undo it."""
     if recipe is None:
         return []
     if is_hybrid(mixer):

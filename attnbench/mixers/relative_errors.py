@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from torch import Tensor
 
 SMALLEST_MATRIX, SMALLEST_VECTOR = 0.1, 0.01
-"""Smallest norms that a parameter's gradient is measured by, as shares of `possible_norm`. A smaller gradient is mostly
-rounding. Terms of a vector cancel more, so smaller ones are still compared. At a single position matrices are measured
-by the whole of it: there a norm behind the output, or a softmax, leaves nothing of all that query and key do."""
+"""Smallest norms that a parameter's gradient is measured by, as shares of `possible_norm`: a smaller gradient is mostly
+rounding. Terms of a vector cancel more. At a single position, where a norm or a softmax leaves nothing of query and
+key, matrices are measured by the whole of it."""
 
 ROUNDING_FACTOR = 3.0
 """Multiple of what rounding makes of the definition that is no error: that is one draw, and a backend rounds at more

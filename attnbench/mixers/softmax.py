@@ -1,16 +1,18 @@
-"""Textbook softmax attention, the T × T weights written out; base class of flash, window and fox."""
+"""Textbook softmax attention, with the T × T weights written out."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnbench.machine.device import on_kernels
-from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
-from attnbench.mixers.base import Mixer, head_count
+from attnbench.mixers.options import options_of
+from attnbench.mixers.shell import Shell
 from attnbench.ops.attention.softmax_attention import attention_flops, decode, definition, materialised
 from attnbench.ops.layers.rotary import rotate_both
 from attnbench.settings.errors import UserError
+from attnbench.settings.options import option
 
 
 class AttentionState(NamedTuple):
@@ -19,70 +21,47 @@ class AttentionState(NamedTuple):
     key_BSHK: Tensor
     value_BSHK: Tensor
     position: Tensor
-    """Number of positions seen: an int64 scalar on the device."""
     history_BWC: Tensor
-    """The convolution's last inputs; of length zero without a convolution."""
 
 
-class Softmax(Mixer):
+class Softmax(Shell):
     """Causal attention with materialised weights: memory and time grow with the square of the length.
 
-    Args:
-        num_heads: null for dim / head_width; num_heads × head_width must be dim.
-        num_key_value_heads: each is shared by num_heads / num_key_value_heads query heads (Ainslie et al., 2023);
-            null for num_heads.
-        backend: `torch` is all there is.
-        rotary_theta: base of the rotary positions' wavelengths; null for no positions.
-        conv_size: taps of a short convolution over query, key and value; 0 for none.
-        qk_norm: RMS norm with a learned gain over each head's query and key, before the rotation (Henry et al., 2020,
-            in the form of Dehghani et al., 2023).
-        output_norm: RMS norm with a learned gain over each head's output, before gate and projection.
-        output_gate: multiply the output by silu(gate(x)) or sigmoid(gate(x)); none: no gate.
-
-    Raises:
-        UserError: head counts and widths that do not fit together.
+    num_heads × head_width must be dim. Each key/value head is shared by num_heads / num_key_value_heads query heads
+    (Ainslie et al., 2023). `qk_norm` comes before the rotation (Henry et al., 2020, in the form of Dehghani et al.,
+    2023).
     """
 
-    auto_rule: ClassVar[str] = "there is no other"
-    state_grows: ClassVar[bool] = True
+    num_key_value_heads: int | None = option(
+        None, "key/value heads shared by query heads, a divisor of num_heads; null: num_heads", after="num_heads"
+    )
+    rotary_theta = 10000.0
+
+    auto_rule = "there is no other"
+    state_grows = True
     fills_width: ClassVar[bool] = True
     """True where num_heads × head_width must be dim."""
+    window: ClassVar[int | None] = None
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_width: int,
-        num_heads: int | None = None,
-        num_key_value_heads: int | None = None,
-        backend: str = "auto",
-        rotary_theta: float | None = 10000.0,
-        conv_size: int = 0,
-        qk_norm: bool = False,
-        output_norm: bool = False,
-        output_gate: Gate = "none",
-    ) -> None:
-        super().__init__()
-        self.num_heads = head_count(num_heads, dim, head_width)
-        self.num_key_value_heads = self.num_heads if num_key_value_heads is None else num_key_value_heads
-        self.head_width = head_width
-        self.backend = self.known_backend(backend)
-        self.qk_norm = qk_norm
-        self.window: int | None = None
-        width, key_width = self.num_heads * head_width, self.num_key_value_heads * head_width
-        _check_heads(self.num_heads, self.num_key_value_heads, head_width, dim if self.fills_width else width)
-        self.query_key_value = QueryKeyValue(dim, width, key_width, key_width, conv_size=conv_size)
-        self.query_norm, self.key_norm = head_norm(head_width, qk_norm), head_norm(head_width, qk_norm)
-        self.positions = RotaryPositions(head_width, rotary_theta)
-        self.norm = head_norm(head_width, output_norm)
-        self.output = GatedOutput(dim, width, gate=output_gate)
+    choose: ClassVar[Callable[..., str] | None] = None
+    """Function that resolves `auto` and refuses what cannot run; None where torch is all there is."""
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        backend = super().choose_backend(options, device_type=device_type, precision=precision)
+        if cls.choose is None:
+            return backend
+        given = {name: options.get(name, entry.default) for name, entry in options_of(cls).items()}
+        sizes = {"window": given.get("window"), "head_width": options.get("head_width")}
+        return cls.choose(given["backend"], **sizes, device_type=device_type, precision=precision)
+
+    def widths(self) -> tuple[int, int, int]:
+        self.groups = self.heads if self.num_key_value_heads is None else self.num_key_value_heads
+        _check_heads(self.heads, self.groups, self.head_width, self.dim if self.fills_width else None)
+        return self.heads * self.head_width, self.groups * self.head_width, self.groups * self.head_width
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
-        """Train without a state; with one, prefill of the T positions that follow.
-
-        Raises:
-            ValueError: more positions than the state was made for.
-        """
+        """Train without a state; with one, prefill of the T positions that follow."""
         if state is None:
             query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
             return self.finish(self.mix(query_BTHK, key_BTHK, value_BTHK), x_BTD), None
@@ -126,8 +105,8 @@ class Softmax(Mixer):
             from attnbench.ops.layers.triton.rotary_kernels import split_rotated
 
             packed_BTC = self.query_key_value.packed(x_BTD, history_BWC)
-            return split_rotated(packed_BTC, angles, self.num_heads, self.num_key_value_heads)
-        query_BTHK, key_BTHK, value_BTHK = by_heads(self.query_key_value(x_BTD, history_BWC), self.head_width)
+            return split_rotated(packed_BTC, angles, self.heads, self.groups)
+        query_BTHK, key_BTHK, value_BTHK = self.split_heads(x_BTD, history_BWC)
         return *rotate_both(self.query_norm(query_BTHK), self.key_norm(key_BTHK), angles), value_BTHK
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
@@ -145,7 +124,7 @@ class Softmax(Mixer):
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         device = self.output.projection.weight.device
-        shape = (batch_size, max_length, self.num_key_value_heads, self.head_width)
+        shape = (batch_size, max_length, self.groups, self.head_width)
         # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
         return AttentionState(
             key_BSHK=torch.zeros(shape, dtype=dtype, device=device),
@@ -156,7 +135,7 @@ class Softmax(Mixer):
 
     def mixing_flops(self, length: int) -> int:
         """Count the pairs of positions s <= t, see `attention_flops`."""
-        return attention_flops(length, self.num_heads, self.head_width)
+        return attention_flops(length, self.heads, self.head_width, self.window)
 
 
 def room_for(num_positions: int, position: Tensor, max_length: int) -> tuple[int, int]:
@@ -172,8 +151,8 @@ def room_for(num_positions: int, position: Tensor, max_length: int) -> tuple[int
     return start, end
 
 
-def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int) -> None:
-    if num_heads * head_width != dim:
+def _check_heads(num_heads: int, num_groups: int, head_width: int, dim: int | None) -> None:
+    if dim is not None and num_heads * head_width != dim:
         raise UserError(
             f"attn.num_heads={num_heads} × head_width={head_width} is {num_heads * head_width}, model.dim is {dim}: "
             "they must be equal; attn.num_heads=null takes as many heads as fit"

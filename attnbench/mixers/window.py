@@ -5,11 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attnbench.mixers.around import Gate
 from attnbench.mixers.softmax import AttentionState, Softmax
-from attnbench.ops.attention.softmax_attention import attention_flops
 from attnbench.ops.attention.window_attention import AUTO_RULE, choose_beside_torch, window_attention, window_step
-from attnbench.settings.check import check_value
+from attnbench.settings.options import option
 
 
 class Window(Softmax):
@@ -19,67 +17,20 @@ class Window(Softmax):
         y_t = sum_(t - window < s <= t) w_ts v_s,   w_ts proportional to exp(q_t . k_s / sqrt(K))
 
     In its state S is the window, whatever the length: position t lies at t mod window, where the one that left the
-    window was. The yaml is Softmax's otherwise. Ours differs from Mistral's in no other way than the window's size,
-    4096 there; Longformer's global positions, which all see and which see all, are left out.
+    window was. The options are Softmax's otherwise. Mistral's window is 4096; there are no global positions.
 
-    Args:
-        num_heads, num_key_value_heads, rotary_theta, conv_size, qk_norm, output_norm, output_gate: as in Softmax.
-        backend: changes the speed, not the result beyond rounding. `torch` writes the weights out, block by block.
-            `triton` and `flash_attn` are the kernels that Flash has; CUDA alone. `auto`: triton on CUDA for heads up to
-            128 channels, else torch. triton decodes with its kernel, the others by a product over the window.
-        window: a position sees itself and the window - 1 before it.
-
-    Raises:
-        UserError: as Softmax; a window below 1.
+    `backend` changes the speed, not the result beyond rounding. `torch` writes the weights out, block by block.
+    `triton` and `flash_attn` are the kernels that Flash has; CUDA alone. triton decodes with its kernel, the others by
+    a product over the window.
     """
 
+    window: int = option(64, "positions seen, the current one included", minimum=1)
+
     backends: ClassVar[tuple[str, ...]] = ("torch", "triton", "flash_attn")
-    auto_rule: ClassVar[str] = AUTO_RULE
+    auto_rule, choose = AUTO_RULE, staticmethod(choose_beside_torch)
     without_vmap: ClassVar[frozenset[str]] = frozenset({"flash_attn"})
-    state_grows: ClassVar[bool] = False
+    state_grows = False
     state_memory: ClassVar[tuple[str, ...]] = ("key_BSHK", "value_BSHK")
-
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_width: int,
-        num_heads: int | None = None,
-        num_key_value_heads: int | None = None,
-        backend: str = "auto",
-        rotary_theta: float | None = 10000.0,
-        conv_size: int = 0,
-        qk_norm: bool = False,
-        output_norm: bool = False,
-        output_gate: Gate = "none",
-        window: int = 64,
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            head_width=head_width,
-            num_heads=num_heads,
-            num_key_value_heads=num_key_value_heads,
-            backend=backend,
-            rotary_theta=rotary_theta,
-            conv_size=conv_size,
-            qk_norm=qk_norm,
-            output_norm=output_norm,
-            output_gate=output_gate,
-        )
-        check_value("attn.window", window, minimum=1)
-        self.window: int = window
-
-    @classmethod
-    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Refuse, beyond what Mixer does, what the kernel of that name cannot do."""
-        super().choose_backend(options, device_type=device_type, precision=precision)
-        return choose_beside_torch(
-            options.get("backend", "auto"),
-            window=options.get("window", 64),
-            head_width=options.get("head_width"),
-            device_type=device_type,
-            precision=precision,
-        )
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
@@ -113,7 +64,3 @@ class Window(Softmax):
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         return super().init_state(batch_size, self.window, dtype)
-
-    def mixing_flops(self, length: int) -> int:
-        """Count the pairs of positions within the window, see `attention_flops`."""
-        return attention_flops(length, self.num_heads, self.head_width, self.window)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.ops.delta.delta_rule import choose_delta_rule, has_kernels, recurrent_gated_delta_rule
-from attnbench.ops.linear.linear_attention import EPS, choose_linear, chunked_linear_attention, feature
+from attnbench.ops.delta.delta_rule import DELTA_RULE
+from attnbench.ops.linear.linear_attention import EPS, LINEAR_ATTENTION, chunked_linear_attention, feature
 
 
 class StepInputs(NamedTuple):
@@ -48,7 +48,7 @@ class StateStep:
 
 
 def _choose_linear(device_type: str, precision: str, width: int) -> str:
-    return choose_linear("auto", head_width=width, device_type=device_type)
+    return LINEAR_ATTENTION.backends.choose("auto", (width, width), device_type, precision)
 
 
 def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
@@ -82,11 +82,11 @@ def _define_linear(inputs: StepInputs) -> Tensor:
 
 
 def _choose_gated_delta(device_type: str, precision: str, width: int) -> str:
-    return choose_delta_rule("auto", widths=(width, width), device_type=device_type, precision=precision)
+    return DELTA_RULE.backends.choose("auto", (width, width), device_type, precision)
 
 
 def _refuse_gated_delta(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16" and has_kernels(width, width, precision)
+    refused = device_type == "cuda" and precision == "float16" and DELTA_RULE.backends.takes(width, width, precision)
     return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
 
 
@@ -105,12 +105,12 @@ def _gated_delta(inputs: StepInputs) -> Callable[[], Tensor]:
         mixed_BC = torch.cat([x[:, 0].flatten(1) for x in (query * query.shape[-1] ** 0.5, key, value)], dim=-1)
         changed = memory.clone()
         return lambda: gated_delta_rule_step(mixed_BC, log_decay[:, 0], beta[:, 0], changed, False)
-    return lambda: recurrent_gated_delta_rule(query, key, value, log_decay, beta, memory)[0]
+    return lambda: DELTA_RULE.define(query, key, value, log_decay, beta, memory)[0]
 
 
 def _define_gated_delta(inputs: StepInputs) -> Tensor:
     query, key, value, memory, _, log_decay, beta = (x.double() for x in _unit_key(inputs))
-    return recurrent_gated_delta_rule(query, key, value, log_decay, beta, memory)[0]
+    return DELTA_RULE.define(query, key, value, log_decay, beta, memory)[0]
 
 
 STATE_STEPS = {

@@ -23,8 +23,8 @@ def option(default: Any = MISSING, help: str = "", **allowed: Any) -> Any:
 
     Args:
         help: its comment in the yaml and in --help.
-        allowed: rules for its value, as in `check_value`: minimum=1, or choices=(...); and `yamls`, a group and names
-            of its yamls, which the option then has by name.
+        allowed: rules for its value, as in `check_value`: minimum=1, or choices=(...); `yamls`, a group and names of
+            its yamls, which the option then has by name; of a mixer, `after`, the option before it in the yaml.
     """
     metadata = {"help": help, **allowed}
     if isinstance(default, list | dict):
@@ -64,8 +64,12 @@ def check_allowed(cls: type, options: Mapping[str, Any], group: str) -> None:
     """Raise UserError for the first option whose value breaks the rule of its field."""
     for entry in fields(cls) if is_dataclass(cls) else ():
         if entry.name in options:
-            rules = {name: rule for name, rule in entry.metadata.items() if name not in ("help", "yamls")}
-            check_value(f"{group}.{entry.name}", options[entry.name], **rules)
+            check_value(f"{group}.{entry.name}", options[entry.name], **rules_of(entry))
+
+
+def rules_of(entry: "Field[Any]") -> dict[str, Any]:
+    """Return what `check_value` asks of an option."""
+    return {name: rule for name, rule in entry.metadata.items() if name not in ("help", "yamls", "after")}
 
 
 def as_yaml(cls: type, target: str, package: str = "", apart: Collection[str] = ()) -> str:

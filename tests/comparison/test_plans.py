@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
-from mixer_building import mixer_names
+from mixer_table import listed
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
@@ -143,4 +143,4 @@ def test_what_adds_a_variant_or_a_factor_takes_none_out(word):
 def test_the_plans_of_every_mixer_have_every_mixer(name):
     plan = yaml.safe_load((CONF / "plan" / f"{name}.yaml").read_text())
     named = {word.removeprefix("attn=") for words in plan["variants"].values() for word in words}
-    assert set(mixer_names()) <= named
+    assert set(listed()) <= named

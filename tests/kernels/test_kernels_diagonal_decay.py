@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.definition import in_pieces
 from attnbench.ops.delta.triton import delta_choice as delta_rule_choice
-from attnbench.ops.diagonal.diagonal_decay import DiagonalInputs, recurrent_diagonal_decay
+from attnbench.ops.diagonal.diagonal_decay import DIAGONAL_DECAY, DiagonalInputs
 from attnbench.ops.diagonal.diagonal_decay import diagonal_decay as by_backend
 from attnbench.ops.diagonal.triton.diagonal_launch import DiagonalRule, in_rows
 from attnbench.ops.diagonal.triton.diagonal_op import _rule, diagonal_decay, diagonal_decay_forward
@@ -64,7 +64,7 @@ def definition(query: Any, key: Any, value: Any, log_decay: Any, reader: Any, be
         inputs = inputs._replace(erase_BTHK=key, read_BTHK=reader)
     if beta is not None:
         inputs = inputs._replace(erase_strength=beta[..., None], write_strength=beta[..., None])
-    return recurrent_diagonal_decay(inputs, memory)
+    return DIAGONAL_DECAY.define(*inputs, memory)
 
 
 def each(function: Callable[..., Tensor], tensors: Iterable[Any]) -> list[Any]:
@@ -254,7 +254,7 @@ def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(kind, dtype):
         expected, expected_memory = definition(*wide[:6], wide[-1])
     else:
         free = DiagonalInputs(*wide[:4], read_BTHK=wide[4], erase_BTHK=wide[6])
-        expected, expected_memory = recurrent_diagonal_decay(free, wide[-1])
+        expected, expected_memory = DIAGONAL_DECAY.define(*free, wide[-1])
     own = memory.clone()
     tensors = (*sequences, eraser)
     rows = [diagonal_decay_step(*each(lambda x, t=t: x[:, t], tensors), own) for t in range(3)]
@@ -278,7 +278,7 @@ def test_backend_triton_takes_all_that_the_operator_does(kind):
 
     actual, expected = (
         by_backend(given(tensors), memory, "triton"),
-        recurrent_diagonal_decay(given(wide), wide[-1]),
+        DIAGONAL_DECAY.define(*given(wide), wide[-1]),
     )
     gradients = (
         torch.autograd.grad((y.square().sum(), m.sum()), x) for (y, m), x in ((actual, tensors), (expected, wide))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.delta.delta_rule import packed_gated_delta_rule, recurrent_gated_delta_rule, unit_length
+from attnbench.ops.delta.delta_rule import DELTA_RULE, packed_gated_delta_rule, unit_length
 from attnbench.ops.delta.triton import delta_choice as delta_rule_choice
 from attnbench.ops.delta.triton.delta_choice import DeltaRule
 from attnbench.ops.delta.triton.delta_op import gated_delta_rule, gated_delta_rule_forward
@@ -58,7 +58,7 @@ def definition(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor, u
     query, key, value = (x.unflatten(-1, (num_heads, -1)) for x in (query, key, value))
     scale = key_width**-0.5
     query, key = (unit_length(query, scale), unit_length(key)) if unit else (query * scale, key)
-    return recurrent_gated_delta_rule(query, key, value, log_decay, beta, memory)
+    return DELTA_RULE.define(query, key, value, log_decay, beta, memory)
 
 
 def kernels(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor, unit: bool, parallel: bool, given: bool):
@@ -326,7 +326,7 @@ def test_kernels_take_sub_steps(num_steps, groups):
 
     def exact(query: Tensor, key: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         query, key = (x.repeat_interleave(2 // groups, 2) for x in (query, key))
-        return recurrent_gated_delta_rule(unit_length(query, width**-0.5), unit_length(key), *others)
+        return DELTA_RULE.define(unit_length(query, width**-0.5), unit_length(key), *others)
 
     tensors = [query, key, value, log_decay, beta, memory]
     assert_definition(kernels, exact, [x.requires_grad_() for x in tensors], 1e-4)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.definition import in_pieces
-from attnbench.ops.scalar.lagged_scalar_decay import lagged_scalar_decay, recurrent_lagged_scalar_decay
-from attnbench.ops.scalar.scalar_decay import recurrent_scalar_decay
+from attnbench.ops.scalar.lagged_scalar_decay import LAGGED_SCALAR_DECAY, lagged_scalar_decay
+from attnbench.ops.scalar.scalar_decay import SCALAR_DECAY
 from attnbench.ops.scalar.triton import scalar_launch as scalar_decay_launch
 from attnbench.ops.scalar.triton import scalar_op as scalar_decay_kernel
 from attnbench.ops.scalar.triton.scalar_op import scalar_decay, scalar_decay_backward, scalar_decay_forward
@@ -78,10 +78,10 @@ def check(shape: Shape, decay: str, given: str = "write memory") -> None:
         value = value.unflatten(-1, (H, V))
         before = value.new_zeros(len(value), H, K, V) if memory is None else memory
         written = value if write is None else value * write[..., None]
-        y, last = recurrent_scalar_decay(query, key, written, log_decay, before)
+        y, last = SCALAR_DECAY.define(query, key, written, log_decay, before)
         if own is not None:
             ones = torch.ones_like(log_decay)
-            y = recurrent_lagged_scalar_decay(
+            y, _ = LAGGED_SCALAR_DECAY.define(
                 query, key, value, log_decay, ones if write is None else write, own, before
             )
         return (y,) if memory is None else (y, last)
@@ -158,7 +158,7 @@ def test_a_head_that_forgets_at_once_has_digits_in_its_decay_s_gradient(segments
     query, key, value = mixed.double().split([16, 16, 32], dim=-1)
     heads = (query.unflatten(-1, (1, 16)), key.unflatten(-1, (1, 16)), value.unflatten(-1, (2, 16)))
     wide = log_decay.detach().double().requires_grad_()
-    y, _ = recurrent_scalar_decay(*heads, wide, wide.new_zeros(1, 2, 16, 16))
+    y, _ = SCALAR_DECAY.define(*heads, wide, wide.new_zeros(1, 2, 16, 16))
     [expected] = torch.autograd.grad((y * weight.double()).sum(), wide)
     # What a position reads of itself is up to exp(12) times as large as these.
     assert_near(actual, expected, 2e-4)
@@ -242,7 +242,7 @@ def test_a_step_is_the_definition_s_and_leaves_the_memory_after_it(widths, num_g
     query, key, value = mixed.double().split([num_groups * K] * 2 + [4 * V], dim=-1)
     query, key = (x.unflatten(-1, (num_groups, K)) for x in (0.5 * query, key))
     value = value.unflatten(-1, (4, V)) * write.double()[..., None]
-    expected, expected_memory = recurrent_scalar_decay(query, key, value, log_decay.double(), memory.double())
+    expected, expected_memory = SCALAR_DECAY.define(query, key, value, log_decay.double(), memory.double())
     own = memory.clone()
     rows = [scalar_decay_step(mixed[:, t], log_decay[:, t], write[:, t], own, num_groups, 0.5) for t in range(3)]
     assert rows[0].dtype == dtype

@@ -8,17 +8,16 @@ from library_forms import naive_form
 from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, half_lives, read
 from torch import nn
 
-from attnbench.mixers.decayed import DecayedAttention
 from attnbench.mixers.mamba3 import Mamba3
-from attnbench.ops.scalar import scalar_decay
+from attnbench.mixers.shell import RecurrentMixer
 from attnbench.settings.errors import UserError
 
 MIXERS = ("retnet", "simple_gla", "mamba2", "mlstm", "mamba3")
 
 
-def built(name: str, **options: object) -> DecayedAttention:
+def built(name: str, **options: object) -> RecurrentMixer:
     mixer = build(name, **options)
-    assert isinstance(mixer, DecayedAttention)
+    assert isinstance(mixer, RecurrentMixer)
     return mixer
 
 
@@ -33,10 +32,10 @@ def test_retnets_decays_are_its_papers_constants():
 @pytest.mark.parametrize("length", [1, 65, 133])
 def test_retnet_is_what_the_library_defines(length):
     mixer, x = built("retnet", num_heads=3), example_input(2, length)
-    query, key, value = mixer.project(x, None)
+    query, key, value = mixer.normed_heads(x, None, mixer.positions(x, 0))
     parts = ((query / mixer.scale).transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     expected = naive_form("retention").naive_retention(*parts).transpose(1, 2)
-    assert_near(mixer.mix(query, key, value, *mixer.gates(x), state=None), expected, 1e-5)
+    assert_near(mixer.mix((query, key, value, *mixer.signals(x)), None)[0], expected, 1e-5)
 
 
 def test_simple_gla_is_a_root_of_a_gate():
@@ -49,7 +48,7 @@ def test_simple_gla_is_a_root_of_a_gate():
 def test_mamba_2_is_its_papers_matrix():
     """Its dual form: the products of all decays between two positions, times C B^T, times the step."""
     mixer, x = built("mamba2", dtype=torch.float64), example_input(2, 70, dtype=torch.float64)
-    query, key, value = mixer.project(x, None)
+    query, key, value = mixer.normed_heads(x, None, mixer.positions(x, 0))
     step = nn.functional.softplus(mixer.step_size(x) + mixer.step_bias).transpose(1, 2)
     total = (-mixer.log_decay_rate.exp()[:, None] * step).cumsum(-1)
     decay = (total[..., :, None] - total[..., None, :]).exp().tril()
@@ -60,8 +59,8 @@ def test_mamba_2_is_its_papers_matrix():
 
 def test_heads_of_mamba_2_fill_twice_the_models_width():
     mixer = built("mamba2")
-    assert (mixer.num_heads, mixer.key_width, mixer.value_width) == (2 * DIM // HEAD_WIDTH, 128, HEAD_WIDTH)
-    assert built("mamba2", num_heads=3).num_heads == 3
+    assert (mixer.heads, mixer.key_width, mixer.value_width) == (2 * DIM // HEAD_WIDTH, 128, HEAD_WIDTH)
+    assert built("mamba2", num_heads=3).heads == 3
     with pytest.raises(UserError, match=r"attn\.state_width=0: must be at least 1"):
         build("mamba2", state_width=0)
     with pytest.raises(UserError, match=r"attn\.state_width=31, attn\.rotary_theta=100\.0: .*even"):
@@ -85,7 +84,7 @@ def test_auto_is_triton_where_our_kernels_run(name, device_type, width, chosen):
 
 
 def test_widths_that_our_kernels_do_not_have_are_refused(monkeypatch):
-    monkeypatch.setattr(scalar_decay, "require_triton", lambda *_: None)
+    monkeypatch.setattr("attnbench.ops.common.backends.require_triton", lambda *_: None)
     with pytest.raises(UserError, match=r"attn\.backend=triton.*multiple of 16, not 40 and 32.*backend=torch"):
         build("mamba2", backend="triton", state_width=40, head_width=32)
 
@@ -111,7 +110,7 @@ def test_mamba_3_is_its_papers_trapezoid():
     """Its recurrence as the paper writes it, with two positions written at each, and rotations as complex numbers."""
     mixer, x = built("mamba3", dtype=torch.float64, num_heads=3), example_input(2, 70, dtype=torch.float64)
     assert isinstance(mixer, Mamba3)
-    query, key, value = mixer.project(x, None)
+    query, key, value = mixer.normed_heads(x, None, mixer.positions(x, 0))
     step = nn.functional.softplus(mixer.step_size(x) + mixer.step_bias)
     decay = (-nn.functional.softplus(mixer.decay(x) + mixer.decay_bias) * step).exp()
     share = torch.sigmoid(mixer.mixture(x))
@@ -133,7 +132,7 @@ def test_mamba_3_is_its_papers_trapezoid():
 
 def test_queries_and_keys_of_mamba_3_are_shifted_by_a_bias_of_ones_after_their_norm():
     mixer, x = built("mamba3"), example_input(2, 5)
-    query, key, _ = mixer.project(x, None)
+    query, key, _ = mixer.normed_heads(x, None, None)
     for part in (query, key):
         assert part.shape == (2, 5, 4, 128)
         torch.testing.assert_close((part - 1).square().mean(-1), torch.ones(2, 5, 4), rtol=1e-3, atol=0)

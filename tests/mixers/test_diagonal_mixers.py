@@ -105,9 +105,9 @@ def test_kimi_delta_attention_with_one_decay_a_head_is_gated_deltanet():
 def test_hgrn2_writes_what_it_makes_room_for_above_a_bound_that_grows_with_depth(layer, shortest):
     mixer = build("hgrn2", dtype=torch.float64, layer=layer, num_layers=6)
     assert isinstance(mixer, HGRN2)
-    inputs, _ = mixer._inputs(100 * example_input(2, 20, dtype=torch.float64), None, None)
-    decay = inputs.log_decay_BTHK.detach().exp()
-    assert_near(inputs.key_BTHK.detach(), 1 - decay, 1e-12)
+    (_, key, _, log_decay), _ = mixer.inputs(100 * example_input(2, 20, dtype=torch.float64), None, None)
+    decay = log_decay.detach().exp()
+    assert_near(key.detach(), 1 - decay, 1e-12)
     assert decay.min() == pytest.approx(layer / 6, abs=1e-3)
     assert decay.max() == pytest.approx(1, abs=1e-3)
     assert half_lives(mixer, DIM).min() == pytest.approx(shortest, rel=0.05)
@@ -175,7 +175,7 @@ def test_settings_that_cannot_be_are_refused(name):
 
 
 def test_heads_that_are_too_wide_for_the_librarys_delta_rule_are_refused(monkeypatch):
-    monkeypatch.setattr("attnbench.ops.diagonal.diagonal_decay.require_gated_fla", lambda setting, device_type: None)
+    monkeypatch.setattr("attnbench.ops.common.backends.require_gated_fla", lambda setting, device_type: None)
     asked = {"backend": "fla", "head_width": 2 * kda.WIDEST_FLA}
     for mixer_class in (KimiDeltaAttention, GatedDeltaNet2):
         with pytest.raises(UserError, match=r"up to 256 key channels, not head_width=512; choose attn.backend=torch"):

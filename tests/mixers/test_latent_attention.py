@@ -26,9 +26,9 @@ def test_a_step_computes_no_keys_and_values() -> None:
             mixer.step(x[:, 19], state)
     outside = [mixer.query_key_value.projection, mixer.output.projection]
     projections = 2 * sum(module.weight.numel() for module in outside)
-    absorbing = 2 * 2 * mixer.head_width * mixer.latent_width
-    reading = 2 * 20 * (2 * mixer.latent_width + mixer.rotary_width)
-    assert counter.get_total_flops() == 3 * (mixer.num_heads * (absorbing + reading) + projections)
+    absorbing = 2 * 2 * mixer.head_width * mixer.latent_channels
+    reading = 2 * 20 * (2 * mixer.latent_channels + mixer.rotary_width)
+    assert counter.get_total_flops() == 3 * (mixer.heads * (absorbing + reading) + projections)
 
 
 def test_the_cache_holds_latent_and_rotary_key_alone() -> None:

@@ -10,7 +10,7 @@ from attnbench.mixers.gated_deltanet import GatedDeltaNet
 from attnbench.mixers.linear import LinearAttention
 from attnbench.ops.common.fla import refuse_miscompiled_gates
 from attnbench.ops.common.scan import affine_scan
-from attnbench.ops.delta.delta_rule import chunked_gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.ops.delta.delta_rule import DELTA_RULE, chunked_gated_delta_rule
 from attnbench.ops.linear.linear_attention import feature
 from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.errors import UserError
@@ -42,7 +42,7 @@ def test_turned_features_meet_in_the_numerator_alone():
     """All weights of linear attention written out: of turned features above the line, of unturned below it."""
     mixer, x = build("linear", dtype=torch.float64, rotary_theta=100.0), example_input(2, 30, dtype=torch.float64)
     assert isinstance(mixer, LinearAttention)
-    query, key, value = (part.transpose(1, 2) for part in mixer._features(x, None))
+    query, key, value = (part.transpose(1, 2) for part in mixer.inputs(x, None, None)[0][:3])
     angle_TK = torch.arange(30.0)[:, None] * 100.0 ** -(torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
     turn = torch.polar(torch.ones_like(angle_TK), angle_TK).to(torch.complex128)
     turned_query, turned_key = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) * turn for part in (query, key))
@@ -61,10 +61,10 @@ def test_inputs_of_gated_deltanet_have_unit_length_and_beta_reaches_two_only_if_
     for negative, limit in ((False, 1), (True, 2)):
         mixer = build("gated_deltanet", negative_eigenvalues=negative)
         assert isinstance(mixer, GatedDeltaNet)
-        beta = mixer._inputs(1e4 * example_input(2, 20), None)[4]
+        beta = mixer.signals(1e4 * example_input(2, 20))[1]
         assert beta.min() >= 0
         assert beta.max() == limit
-        query, key, *_ = mixer._inputs(example_input(2, 20), None)
+        query, key, _ = mixer.normed_heads(example_input(2, 20), None, None)
         torch.testing.assert_close(key.norm(dim=-1), torch.ones(2, 20, 2), atol=1e-3, rtol=0)
         torch.testing.assert_close(query.norm(dim=-1), torch.full((2, 20, 2), HEAD_WIDTH**-0.5), atol=1e-3, rtol=0)
 
@@ -74,7 +74,7 @@ def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
     assert isinstance(mixer, GatedDeltaNet)
     with torch.no_grad():
         mixer.log_decay_rate.fill_(20.0)
-    assert mixer._inputs(x, None)[3].min() == -MAX_FORGETTING
+    assert mixer.signals(x)[0].min() == -MAX_FORGETTING
     y, _ = mixer(x)
     torch.testing.assert_close(y, mixer.reference(x), atol=1e-5, rtol=1e-4)
     y.sum().backward()
@@ -85,7 +85,7 @@ def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
 def test_chunk_size_changes_nothing(num_positions):
     inputs = rule_inputs(length=133)
     memory = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected, expected_memory = recurrent_gated_delta_rule(*inputs, memory)
+    expected, expected_memory = DELTA_RULE.define(*inputs, memory)
     actual, last_memory = chunked_gated_delta_rule(*inputs, memory, num_positions)
     assert_near(actual, expected, 1e-10)
     assert last_memory is not None
@@ -184,7 +184,7 @@ def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypat
         LinearAttention.choose_backend({"backend": "triton"}, device_type="cpu", precision="float32")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     options = {"backend": "triton", "head_width": 256}
-    with pytest.raises(UserError, match=r"head_width=256.*backend=torch"):
+    with pytest.raises(UserError, match=r"backend=triton.*16 to 128 channels, not 256.*backend=torch"):
         LinearAttention.choose_backend(options, device_type="cpu", precision="float32")
 
 

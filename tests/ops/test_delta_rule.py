@@ -10,7 +10,7 @@ from library_forms import naive_form
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.ops.delta.delta_rule import gated_delta_rule, recurrent_gated_delta_rule
+from attnbench.ops.delta.delta_rule import DELTA_RULE, gated_delta_rule
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 DECAYS = ("0", "-0.01", "-5", "mixed")
@@ -49,7 +49,7 @@ def long_form(tensors: list[Tensor], num_steps: int) -> list[Tensor]:
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_chunks_are_the_definition_in_outputs_and_gradients(length, decay, num_steps):
-    assert_definition(chunked, recurrent_gated_delta_rule, inputs(length, decay, num_steps), 1e-10)
+    assert_definition(chunked, DELTA_RULE.define, inputs(length, decay, num_steps), 1e-10)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)], ids=str)
@@ -60,14 +60,14 @@ def test_chunks_in_other_precisions(length, num_steps, decay, dtype, tolerance):
     if dtype == torch.bfloat16:
         # Where b is 2 a memory that does not decay never forgets its rounding.
         tensors[4] = (tensors[4].detach() / 2).requires_grad_()
-    assert_definition(chunked, recurrent_gated_delta_rule, tensors, tolerance)
+    assert_definition(chunked, DELTA_RULE.define, tensors, tolerance)
 
 
 @pytest.mark.parametrize("num_steps", [2, 3])
 def test_sub_steps_are_positions_whose_query_is_zero(num_steps):
     tensors = [x.detach() for x in inputs(20, "mixed", num_steps)]
-    actual, memory = recurrent_gated_delta_rule(*tensors)
-    expected, expected_memory = recurrent_gated_delta_rule(*long_form(tensors, num_steps))
+    actual, memory = DELTA_RULE.define(*tensors)
+    expected, expected_memory = DELTA_RULE.define(*long_form(tensors, num_steps))
     assert_near(actual, expected[:, num_steps - 1 :: num_steps], 1e-13)
     assert_near(memory, expected_memory, 1e-13)
 
@@ -83,7 +83,7 @@ def test_two_reflections_turn_the_memory():
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_pieces_and_single_positions_hand_their_memory_on(num_steps):
     *tensors, memory = (x.detach() for x in inputs(70, "mixed", num_steps))
-    expected, expected_memory = recurrent_gated_delta_rule(*tensors, memory)
+    expected, expected_memory = DELTA_RULE.define(*tensors, memory)
     outputs, start = [], 0
     for size in (33, 1, 1, 35):
         end = start + size
@@ -102,7 +102,7 @@ def test_stacked_and_compiled_sub_steps():
     assert_stacked(lambda *xs: chunked(*xs)[0].square().sum(), stacked, [0] * 6, 1e-11)
     torch.compiler.reset()
     compiled = torch.compile(chunked, backend="aot_eager", fullgraph=True)
-    assert_definition(compiled, recurrent_gated_delta_rule, inputs(40, "mixed", 2), 1e-10)
+    assert_definition(compiled, DELTA_RULE.define, inputs(40, "mixed", 2), 1e-10)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
@@ -113,7 +113,7 @@ def test_both_forms_are_the_library_s_definition(decay, num_steps):
     expected = theirs.naive_recurrent_gated_delta_product(
         query, key, value, log_decay, beta, 1.0, initial_state=memory, num_householder=num_steps
     )
-    for form in (recurrent_gated_delta_rule, chunked):
+    for form in (DELTA_RULE.define, chunked):
         for own, other in zip(form(query, key, value, log_decay, beta, memory), expected, strict=True):
             assert_near(own, other, 1e-5)
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from attnbench.mixers.definition import PART_FACTOR, TOLERANCES
 from attnbench.mixers.relative_errors import position_error, relative_error
 from attnbench.ops.diagonal.diagonal_decay import (
+    DIAGONAL_DECAY,
     DiagonalInputs,
     chunked_diagonal_decay,
     diagonal_decay,
-    diagonal_decay_flops,
-    recurrent_diagonal_decay,
 )
 
 BATCH, HEADS, KEYS, VALUES = 2, 2, 16, 12
@@ -93,8 +92,12 @@ def cast(inputs: DiagonalInputs, dtype: torch.dtype) -> DiagonalInputs:
     return DiagonalInputs(**pairs)
 
 
+def definition(inputs: DiagonalInputs, memory: Tensor) -> tuple[Tensor, Tensor]:
+    return DIAGONAL_DECAY.define(*inputs, memory)
+
+
 def without_memory(inputs: DiagonalInputs, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-    return recurrent_diagonal_decay(inputs, inputs.log_decay_BTHK.new_zeros(BATCH, HEADS, KEYS, VALUES))
+    return DIAGONAL_DECAY.define(*inputs, inputs.log_decay_BTHK.new_zeros(BATCH, HEADS, KEYS, VALUES))
 
 
 def between(inputs: DiagonalInputs, start: int, end: int) -> DiagonalInputs:
@@ -111,7 +114,7 @@ def followed(inputs: DiagonalInputs, length: int, other: DiagonalInputs) -> Diag
 def check_chunked(kind: str, decay: str, length: int, dtype: torch.dtype, size: int, has_memory: bool) -> None:
     inputs, memory, weight = example(kind, decay, length)
     memory = memory if has_memory else None
-    expected = computed(recurrent_diagonal_decay if has_memory else without_memory, inputs, memory, weight)
+    expected = computed(definition if has_memory else without_memory, inputs, memory, weight)
     chunked = partial(chunked_diagonal_decay, num_positions=size)
     wide = torch.promote_types(dtype, torch.float32)
     actual = computed(chunked, cast(inputs, dtype), None if memory is None else memory.to(wide), weight.to(dtype))
@@ -150,7 +153,7 @@ def test_no_output_knows_of_later_inputs(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_and_steps_go_on_from_a_memory(kind):
     inputs, memory, _ = example(kind, "mixed", 40)
-    expected, last = recurrent_diagonal_decay(inputs, memory)
+    expected, last = DIAGONAL_DECAY.define(*inputs, memory)
     outputs = []
     for start, end in pairwise((0, 17, 18, 19, 40)):
         mixed, memory = diagonal_decay(between(inputs, start, end), memory, "torch")
@@ -199,10 +202,6 @@ def test_a_position_that_forgets_all_costs_the_others_no_digits():
     assert position_error(actual.flatten(2), expected.flatten(2)) < 2e-6
 
 
-def test_flops_are_products_with_a_key():
-    assert diagonal_decay_flops(7, 3, 4, 5, 3) == 7 * 3 * 3 * 2 * 4 * 5
-
-
 @pytest.mark.parametrize("length", [1, 40])
 def test_definition_is_that_of_gla(length):
     naive = naive_form("gla")
@@ -244,7 +243,7 @@ def test_definition_with_free_erasure_is_that_of_a_diagonal_plus_a_matrix_of_ran
 
 def check_against_theirs(inputs: DiagonalInputs, memory: Tensor, expected: tuple[Tensor, Tensor]) -> None:
     """Theirs scales the query and computes in float32."""
-    mixed, last = recurrent_diagonal_decay(inputs, memory)
+    mixed, last = DIAGONAL_DECAY.define(*inputs, memory)
     assert relative_error(KEYS**-0.5 * mixed, expected[0]) < 1e-5
     assert relative_error(last, expected[1]) < 1e-5
 
@@ -291,7 +290,7 @@ def test_the_librarys_kernels_get_the_same_recurrence(monkeypatch):
         of_key._replace(write_strength=None),
         example("free", "mixed", 40)[0],
     ):
-        expected, last = recurrent_diagonal_decay(inputs, memory)
+        expected, last = DIAGONAL_DECAY.define(*inputs, memory)
         mixed, last_of_library = diagonal_decay(inputs, memory, "fla")
         assert last_of_library is not None
         assert relative_error(mixed, expected) < 1e-5

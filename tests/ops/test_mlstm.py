@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from kernel_checks import assert_definition, assert_near, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.ops.scalar.mlstm import Memory, mlstm, recurrent_mlstm
+from attnbench.ops.scalar.mlstm import MLSTM_RECURRENCE, Memory, mlstm
 from attnbench.ops.scalar.scalar_decay import chunked_scalar_decay
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
@@ -27,6 +27,11 @@ def inputs(length: int, forgetting: str, writing: float = 0.0, dtype: torch.dtyp
     drawn = -5 * torch.rand(2, length, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     log_forget = drawn if forgetting == "mixed" else torch.full_like(drawn, float(forgetting))
     return [x.detach().requires_grad_() for x in (query / 4, key, value, log_forget.to(wide), log_write)]
+
+
+def recurrent(query: Tensor, key: Tensor, value: Tensor, *gates: Tensor) -> Tensor:
+    memory = key.new_zeros(2, 3, 16, 24), key.new_zeros(2, 3, 16), key.new_zeros(2, 3)
+    return MLSTM_RECURRENCE.define(query, key, value, *gates, memory)[0]
 
 
 def form(*tensors: Tensor) -> Tensor:
@@ -49,7 +54,7 @@ def weights(query: Tensor, key: Tensor, log_forget: Tensor, log_write: Tensor) -
     return weight, torch.maximum(weight.sum(-1, keepdim=True).abs(), (-largest).exp())
 
 
-@pytest.mark.parametrize("definition", [recurrent_mlstm, parallel])
+@pytest.mark.parametrize("definition", [recurrent, parallel])
 @pytest.mark.parametrize("forgetting", FORGETTING)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_is_the_definition_and_the_papers_parallel_form(length, forgetting, definition):
@@ -59,14 +64,14 @@ def test_is_the_definition_and_the_papers_parallel_form(length, forgetting, defi
 @pytest.mark.parametrize("writing", WRITING)
 @pytest.mark.parametrize("forgetting", FORGETTING)
 def test_write_gates_that_overflow_leave_outputs_and_gradients_right(forgetting, writing):
-    assert_definition(form, recurrent_mlstm, inputs(65, forgetting, writing), 1e-10)
-    assert_definition(form, recurrent_mlstm, inputs(65, forgetting, writing, torch.float32), 5e-4)
+    assert_definition(form, recurrent, inputs(65, forgetting, writing), 1e-10)
+    assert_definition(form, recurrent, inputs(65, forgetting, writing, torch.float32), 5e-4)
 
 
 def test_thousands_of_positions_of_strong_forgetting():
     """Its sum over all positions, some -10,000, has few digits of a single position's."""
     tensors = inputs(2000, "-5", 0.0, torch.float32)
-    assert_near(form(*tensors), recurrent_mlstm(*(x.double() for x in tensors)), 1e-4)
+    assert_near(form(*tensors), recurrent(*(x.double() for x in tensors)), 1e-4)
 
 
 @pytest.mark.parametrize("forgetting", ["-0.01", "mixed"])
@@ -76,7 +81,7 @@ def test_bfloat16_where_no_sum_cancels(length, forgetting):
     position is v where the normaliser is above its floor, and its gradients of all else are but rounding."""
     query, key, *rest = inputs(length, forgetting, 0.0, torch.bfloat16)
     tensors = [x.detach().abs().requires_grad_() for x in (query, key)] + rest
-    assert_definition(form, recurrent_mlstm, tensors, 0.03)
+    assert_definition(form, recurrent, tensors, 0.03)
 
 
 @pytest.mark.parametrize("forgetting", FORGETTING)
@@ -87,7 +92,7 @@ def test_bfloat16_where_sums_cancel(length, forgetting):
     tensors = inputs(length, forgetting, 0.0, torch.bfloat16)
     wide = [x.detach().double() for x in tensors]
     query, key, value, *gates = wide
-    expected = recurrent_mlstm(*wide)
+    expected = recurrent(*wide)
     (weight, _), (_, total) = weights(query.abs(), key.abs(), *gates), weights(query, key, *gates)
     above, below = weight @ value.transpose(1, 2).abs(), weight.sum(-1, keepdim=True)
     allowed = 2**-7 * (above + expected.transpose(1, 2).abs() * below) / total
@@ -105,7 +110,7 @@ def test_pieces_are_the_whole(sizes):
     for piece in zip(*(x.split(list(sizes), dim=1) for x in tensors), strict=True):
         y, memory = mlstm(*piece, memory, "torch")
         outputs.append(y)
-    assert_near(torch.cat(outputs, dim=1), recurrent_mlstm(*tensors), 1e-10)
+    assert_near(torch.cat(outputs, dim=1), recurrent(*tensors), 1e-10)
     assert memory.maximum_BH.min() >= 0
 
 

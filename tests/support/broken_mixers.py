@@ -43,13 +43,8 @@ class BrokenLinear(LinearAttention):
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     part: ClassVar[int] = 1
 
-    def _mix(self, x_BTD: Tensor, state: Any) -> Any:
-        right = self._features
-        self._features = lambda *given: lose_the_tail(right(*given), self.part)
-        mixed = super()._mix(x_BTD, state)
-        # The definition is right.
-        del self._features
-        return mixed
+    def mix(self, inputs: Any, memory: Any) -> Any:
+        return super().mix((*lose_the_tail(inputs[:3], self.part), *inputs[3:]), memory)
 
 
 class HalfBroken(LinearAttention):
@@ -57,8 +52,8 @@ class HalfBroken(LinearAttention):
 
     backends: ClassVar[tuple[str, ...]] = ("torch", "nan", "raises")
 
-    def _mix(self, x_BTD: Tensor, state: Any) -> Any:
+    def mix(self, inputs: Any, memory: Any) -> Any:
         if self.backend == "raises":
             raise RuntimeError("no such kernel\nand a second line")
-        mixed_BTHV, *last = super()._mix(x_BTD, state)
-        return mixed_BTHV * torch.nan if self.backend == "nan" else mixed_BTHV, *last
+        mixed_BTHV, last = super().mix(inputs, memory)
+        return mixed_BTHV * torch.nan if self.backend == "nan" else mixed_BTHV, last

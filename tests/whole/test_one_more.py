@@ -13,9 +13,10 @@ from small import python_path
 ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
 """Rooms that the classes of a folder of conf/ live in."""
 
-ADDED = {"attn": "fading", "eval": "echo", "bench": "norm"}
+ADDED = {"fading": "attn", "fades": "attn", "echo": "eval", "norm": "bench"}
 HELD_BY = [
-    *("mixers/test_mixers.py", "model/test_model.py", "evals/test_evals.py", "bench/test_bench.py"),
+    *("mixers/test_mixers.py", "mixers/test_table.py", "mixers/test_around.py", "model/test_model.py"),
+    *("evals/test_evals.py", "bench/test_bench.py", "comparison/test_plans.py", "settings/test_recipes.py"),
     *("whole/test_readme.py", "whole/test_structure.py", "settings/test_config.py", "settings/test_options.py"),
 ]
 """Tests that take the names of mixers, evaluations and benches from conf/."""
@@ -24,7 +25,7 @@ HELD_BY = [
 def add_to(copy: Path) -> None:
     """Add the examples to a copy of the repository: a Python file and a yaml each, which write_yamls.py completes."""
     shown = {name: content for page in EXAMPLES for name, content in files(page).items()}
-    for group, name in ADDED.items():
+    for name, group in ADDED.items():
         (copy / "attnbench" / ROOMS_OF[group] / f"{name}.py").write_text(shown[f"{name}.py"], encoding="utf-8")
         target = shown[f"my_conf/{group}/{name}.yaml"].replace("_target_: ", f"_target_: attnbench.{ROOMS_OF[group]}.")
         (copy / "conf" / group / f"{name}.yaml").write_text(target, encoding="utf-8")
@@ -39,7 +40,7 @@ def test_one_more_of_each_is_two_new_files_and_no_edit(root, tmp_path):
     shutil.copytree(root / "conf" / "data", copy / "conf" / "data")
     shutil.copytree(root / "tests" / "data", copy / "tests" / "data")
     add_to(copy)
-    chosen = " or ".join([*ADDED.values(), "readme", "structure", "battery"])
+    chosen = " or ".join([*ADDED, "readme", "structure", "battery"])
     done = subprocess.run(
         [
             sys.executable,
@@ -60,5 +61,5 @@ def test_one_more_of_each_is_two_new_files_and_no_edit(root, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
-    for name, least in {"fading": 20, "echo": 3, "norm": 1, "test_structure": 5, "test_readme": 5}.items():
+    for name, least in {"fading": 20, "fades": 20, "echo": 3, "norm": 1, "test_structure": 5, "test_readme": 5}.items():
         assert len(re.findall(rf"^PASSED .*{name}", done.stdout, re.MULTILINE)) >= least, done.stdout

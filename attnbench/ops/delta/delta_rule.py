@@ -11,47 +11,41 @@ rule on n T positions where, of each n, the first n - 1 queries and the last n -
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import require_triton
-from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.common.backends import Backends
 from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.common.scan import affine_scan, chunks_of
-from attnbench.settings.errors import UserError
 
 KEY_WIDTHS = (16, 32, 64, 128)
 """Key channels a head that our kernels take in every precision."""
 WIDE_KEYS = 256
 """Key channels a head that they take in bfloat16 alone."""
 
-AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, in bfloat16 256, otherwise torch"
 
-
-def recurrent_gated_delta_rule(
-    query_BTHK: Tensor,
-    key_BSHK: Tensor,
-    value_BSHV: Tensor,
-    log_decay_BTH: Tensor,
-    beta_BSH: Tensor,
-    memory_BHKV: Tensor,
+def delta_step(
+    memory_BHKV: Tensor, query_BHK: Tensor, key_BNHK: Tensor, value_BNHV: Tensor, log_decay_BH: Tensor, beta_BNH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+    """Take one position, of N sub-steps: decay, overwrite what each key finds, read."""
+    memory_BHKV = log_decay_BH.exp()[..., None, None] * memory_BHKV
+    for key_BHK, value_BHV, beta_BH in zip(key_BNHK.unbind(1), value_BNHV.unbind(1), beta_BNH.unbind(1), strict=True):
+        change_BHV = beta_BH[..., None] * (value_BHV - read(memory_BHKV, key_BHK))
+        memory_BHKV = memory_BHKV + outer(key_BHK, change_BHV)
+    return memory_BHKV, read(memory_BHKV, query_BHK)
 
-    Returns y (B, T, H, V) in the value's dtype and the last memory.
-    """
-    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BSHK, value_BSHV))
-    decay_BTH, mixed, num_steps = log_decay_BTH.exp(), [], _num_steps(query, key)
-    for t in range(query.shape[1]):
-        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
-        for s in range(t * num_steps, (t + 1) * num_steps):
-            read_BHV = (key[:, s, :, None, :] @ memory_BHKV).squeeze(-2)
-            change_BHV = beta_BSH[:, s, :, None] * (value[:, s] - read_BHV)
-            memory_BHKV = memory_BHKV + key[:, s, :, :, None] @ change_BHV[:, :, None, :]
-        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
-    return torch.stack(mixed, dim=1).to(value_BSHV.dtype), memory_BHKV
+
+def _sub_steps(
+    query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor, log_decay_BTH: Tensor, beta_BSH: Tensor
+) -> tuple[Tensor, ...]:
+    """Give the sub-steps of a position an axis of their own."""
+    num_steps = _num_steps(query_BTHK, key_BSHK)
+    key, value, beta = (x.unflatten(1, (-1, num_steps)) for x in (key_BSHK, value_BSHV, beta_BSH))
+    return query_BTHK, key, value, log_decay_BTH, beta
 
 
 def gated_delta_rule(
@@ -66,7 +60,7 @@ def gated_delta_rule(
     """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`."""
     num_steps = _num_steps(query_BTHK, key_BSHK)
     if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend != "fla":
-        return recurrent_gated_delta_rule(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
+        return DELTA_RULE.define(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
     query_BSHK, log_decay_BSH = _by_sub_steps(query_BTHK, log_decay_BTH, num_steps)
     inputs = (query_BSHK, key_BSHK, value_BSHV, log_decay_BSH, beta_BSH)
     if backend == "fla":
@@ -248,39 +242,23 @@ def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
     return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
 
 
-def delta_rule_flops(length: int, num_heads: int, key_width: int, value_width: int, num_steps: int = 1) -> int:
-    """Count, a position and head, 2KV each for M^T k and the outer product added to M, in each of the sub-steps, and
-    for M^T q; decays count nothing."""
-    return length * num_heads * (4 * num_steps + 2) * key_width * value_width
-
-
-def has_kernels(key_width: int, value_width: float, precision: str) -> bool:
-    """Return whether our Triton kernels take so many channels a head in this precision."""
+def _takes(key_width: int, value_width: float, precision: str) -> bool:
     takes_keys = key_width in KEY_WIDTHS or (key_width == WIDE_KEYS and precision == "bfloat16")
     return takes_keys and value_width > 0 and value_width % 16 == 0
 
 
-def choose_delta_rule(backend: str, *, widths: tuple[int, float] | None, device_type: str, precision: str) -> str:
-    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+def _packed(mixer: Any, packed_BTC: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor | None) -> Any:
+    return packed_gated_delta_rule(packed_BTC, log_decay, beta, memory, mixer.key_width, mixer.qk_norm)
 
-    Args:
-        widths: key and value channels a head; None where the model, which gives them, is not known yet.
 
-    Raises:
-        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
-            Triton that compiles its gated kernels correctly.
-    """
-    if backend == "auto":
-        possible = device_type == "cuda" and (widths is None or has_kernels(*widths, precision))
-        return "triton" if possible else "torch"
-    if backend == "triton":
-        require_triton("attn.backend=triton", device_type)
-        if widths is not None and not has_kernels(*widths, precision):
-            raise UserError(
-                f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels, in "
-                f"bfloat16 also of {WIDE_KEYS}, and a multiple of 16 value channels, not {widths[0]} and "
-                f"{widths[1]:g} in {precision}; choose attn.backend=torch"
-            )
-    if backend == "fla":
-        require_gated_fla("attn.backend=fla", device_type)
-    return backend
+DELTA_RULE = Recurrence(
+    step=delta_step,
+    prepare=_sub_steps,
+    scan=gated_delta_rule,
+    packed=_packed,
+    backends=Backends(
+        takes=_takes,
+        heads=f"{', '.join(map(str, KEY_WIDTHS))} key channels, in bfloat16 also of {WIDE_KEYS}, and a multiple of 16 "
+        "value channels",
+    ),
+)

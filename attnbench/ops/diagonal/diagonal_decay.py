@@ -8,19 +8,16 @@ S (B, H, K, V). The query comes scaled.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import require_triton
-from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.common.backends import Backends
+from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.common.scan import affine_scan, chunks_of
 from attnbench.ops.delta.delta_rule import KEY_WIDTHS
-from attnbench.settings.errors import UserError
-
-AUTO_RULE = "triton on CUDA at key widths of 16, 32, 64, 128, otherwise torch"
 
 
 class DiagonalInputs(NamedTuple):
@@ -54,25 +51,36 @@ class DiagonalInputs(NamedTuple):
         return DiagonalInputs(*(None if x is None else function(x) for x in self))  # pyright: ignore[reportArgumentType]
 
 
-def recurrent_diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+def diagonal_step(
+    memory_BHKV: Tensor,
+    query_BHK: Tensor,
+    key_BHK: Tensor,
+    value_BHV: Tensor,
+    log_decay_BHK: Tensor,
+    reading_BHK: Tensor | None,
+    erase_BHK: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Take one position; its inputs are those of `in_recurrence`."""
+    memory_BHKV = log_decay_BHK.exp()[..., None] * memory_BHKV
+    if reading_BHK is not None:
+        found_BHV = read(memory_BHKV, reading_BHK)
+        if erase_BHK is None:
+            value_BHV = value_BHV - found_BHV
+        else:
+            memory_BHKV = memory_BHKV - outer(erase_BHK, found_BHV)
+    memory_BHKV = memory_BHKV + outer(key_BHK, value_BHV)
+    return memory_BHKV, read(memory_BHKV, query_BHK)
 
-    Returns y (B, T, H, V) in the value's dtype and the last memory.
-    """
-    query, key, value, log_decay, read, erase = inputs.each(lambda x: x.to(memory_BHKV.dtype)).in_recurrence()
-    decay, mixed = log_decay.exp(), []
-    for t in range(query.shape[1]):
-        memory_BHKV = decay[:, t, :, :, None] * memory_BHKV
-        added_BHV = value[:, t]
-        if read is not None:
-            read_BHV = (read[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
-            if erase is None:
-                added_BHV = added_BHV - read_BHV
-            else:
-                memory_BHKV = memory_BHKV - erase[:, t, :, :, None] @ read_BHV[:, :, None, :]
-        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ added_BHV[:, :, None, :]
-        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
-    return torch.stack(mixed, dim=1).to(inputs.value_BTHV.dtype), memory_BHKV
+
+def _wide(*inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the inputs of the steps, computed in the dtype of the decay."""
+    inputs_BT = DiagonalInputs(*inputs)  # pyright: ignore[reportArgumentType]
+    return inputs_BT.each(lambda x: x.to(inputs_BT.log_decay_BTHK.dtype)).in_recurrence()
+
+
+def _scan(*inputs: Any) -> tuple[Tensor, Tensor | None]:
+    *inputs_BT, memory, backend = inputs
+    return diagonal_decay(DiagonalInputs(*inputs_BT), memory, backend)
 
 
 def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: str) -> tuple[Tensor, Tensor | None]:
@@ -85,7 +93,7 @@ def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: 
     if backend == "triton":
         return _by_kernels(inputs, memory_BHKV)
     if memory_BHKV is not None and inputs.query_BTHK.shape[1] == 1:
-        return recurrent_diagonal_decay(inputs, memory_BHKV)
+        return DIAGONAL_DECAY.define(*inputs, memory_BHKV)
     return chunked_diagonal_decay(inputs, memory_BHKV, chunk_size(inputs.query_BTHK.device.type))
 
 
@@ -297,40 +305,16 @@ def _across_chunks(
     return states[:-1].flatten(0, 1).to(dtype), change.flatten(0, 1).to(dtype), states[-1]
 
 
-def diagonal_decay_flops(length: int, num_heads: int, key_width: int, value_width: int, num_products: int) -> int:
-    """Count, a position and head, 2KV for each product with a key: decays count nothing.
-
-    Args:
-        num_products: 2 where nothing is erased: k u^T, added to S, and S^T q. 3 with r^T S where e = k. 4 with e p^T.
-    """
-    return length * num_heads * 2 * num_products * key_width * value_width
-
-
-def has_kernels(key_width: int, value_width: float) -> bool:
-    """Return whether our Triton kernels take so many channels a head."""
+def _takes(key_width: int, value_width: float, precision: str) -> bool:
     return key_width in KEY_WIDTHS and value_width > 0 and value_width % 16 == 0
 
 
-def choose_diagonal_decay(backend: str, *, widths: tuple[int, float] | None, device_type: str) -> str:
-    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
-
-    Args:
-        widths: key and value channels a head; None where the model, which gives them, is not known yet.
-
-    Raises:
-        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
-            Triton that compiles its gated kernels correctly.
-    """
-    if backend == "auto":
-        possible = device_type == "cuda" and (widths is None or has_kernels(*widths))
-        return "triton" if possible else "torch"
-    if backend == "triton":
-        require_triton("attn.backend=triton", device_type)
-        if widths is not None and not has_kernels(*widths):
-            raise UserError(
-                f"attn.backend=triton: kernels take heads of {', '.join(map(str, KEY_WIDTHS))} key channels and a "
-                f"multiple of 16 value channels, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
-            )
-    if backend == "fla":
-        require_gated_fla("attn.backend=fla", device_type)
-    return backend
+DIAGONAL_DECAY = Recurrence(
+    step=diagonal_step,
+    prepare=_wide,
+    scan=_scan,
+    backends=Backends(
+        takes=_takes,
+        heads=f"{', '.join(map(str, KEY_WIDTHS))} key channels and a multiple of 16 value channels",
+    ),
+)

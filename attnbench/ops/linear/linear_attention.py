@@ -6,26 +6,23 @@ Query and key come through a feature map that is never negative. The state is S 
 rotary positions S takes the key turned by its angle and is read by the turned query; z takes and meets the unturned.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import require_triton
+from attnbench.ops.common.backends import Backends
 from attnbench.ops.common.cumulative_sum import cumulative_sum
-from attnbench.ops.common.fla import require_fla
 from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.layers.rotary import rotate_both
-from attnbench.settings.errors import UserError
 
 EPS = 1e-6
 """Term that keeps the quotient finite where every feature of a query is 0, as relu's can be."""
 
 CHUNK_SIZE = 64
 """Positions a chunk of the torch form. Changes the speed, not the result."""
-
-FEATURE_MAPS = ("elu", "relu", "softmax")
-
-AUTO_RULE = "triton on CUDA at head widths of 16 to 128, otherwise torch"
 
 
 def feature(x: Tensor, name: str) -> Tensor:
@@ -39,23 +36,25 @@ def feature(x: Tensor, name: str) -> Tensor:
     return x.softmax(-1, dtype=accumulation_dtype(x.dtype)).to(x.dtype)
 
 
-def recurrent_linear_attention(
-    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, angles: Tensor | None = None
-) -> Tensor:
-    """Compute y by the definition at the head of this file, position by position; (B, T, H, V).
+def linear_step(
+    memory: tuple[Tensor, Tensor],
+    query_BHK: Tensor,
+    key_BHK: Tensor,
+    turned_query_BHK: Tensor,
+    turned_key_BHK: Tensor,
+    value_BHV: Tensor,
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Take one position."""
+    memory_BHKV, normaliser_BHK = memory
+    memory_BHKV = memory_BHKV + outer(turned_key_BHK, value_BHV)
+    normaliser_BHK = normaliser_BHK + key_BHK
+    total_BH1 = read(normaliser_BHK[..., None], query_BHK)
+    return (memory_BHKV, normaliser_BHK), read(memory_BHKV, turned_query_BHK) / (total_BH1 + EPS)
 
-    Args:
-        angles: see ops/layers/rotary.py; None for no rotary positions.
-    """
-    turned_query_BTHK, turned_key_BTHK = rotate_both(query_BTHK, key_BTHK, angles)
-    memory_BHKV, normaliser_BHK, mixed = 0, 0, []
-    for t in range(query_BTHK.shape[1]):
-        memory_BHKV = memory_BHKV + turned_key_BTHK[:, t, :, :, None] @ value_BTHV[:, t, :, None, :]
-        normaliser_BHK = normaliser_BHK + key_BTHK[:, t]
-        total_BH = (query_BTHK[:, t, :, None, :] @ normaliser_BHK[..., None]).squeeze((-2, -1))
-        read_BHV = (turned_query_BTHK[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
-        mixed.append(read_BHV / (total_BH[..., None] + EPS))
-    return torch.stack(mixed, dim=1)
+
+def _turned(query: Tensor, key: Tensor, value: Tensor, angles: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the inputs of the steps."""
+    return query, key, *rotate_both(query, key, angles), value
 
 
 def linear_attention(
@@ -145,30 +144,27 @@ def chunked_linear_attention(
     return mixed.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], memory_BHNKV[:, :, -1]
 
 
-def linear_attention_flops(length: int, num_heads: int, width: int) -> int:
-    """Count, a position and head, 2KV to add to the memory, 2KV to read it and 2K for the normaliser's product."""
-    return length * num_heads * (4 * width * width + 2 * width)
+def _takes(key_width: int, value_width: float, precision: str) -> bool:
+    return 16 <= key_width <= 128
 
 
-def choose_linear(backend: str, *, head_width: int | None, device_type: str) -> str:
-    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+def _scan(*inputs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    query, key, value, angles, memory, backend = inputs
+    memory, normaliser = memory or (None, None)
+    mixed, *last = linear_attention(query, key, value, memory, normaliser, angles, backend)
+    return mixed, (last[0], last[1])
 
-    Args:
-        head_width: None where the model, which gives it, is not known yet.
 
-    Raises:
-        UserError: fla without CUDA or the library, triton without CUDA or at a width that it has no kernel for.
-    """
-    has_kernel = head_width is None or 16 <= head_width <= 128
-    if backend == "auto":
-        return "triton" if has_kernel and device_type == "cuda" else "torch"
-    if backend == "fla":
-        require_fla("attn.backend=fla", device_type)
-    if backend == "triton":
-        require_triton("attn.backend=triton", device_type)
-        if not has_kernel:
-            raise UserError(
-                f"head_width={head_width}: attn.backend=triton has kernels for 16 to 128; choose such a width or "
-                "attn.backend=torch"
-            )
-    return backend
+def _packed(mixer: Any, packed_BTC: Tensor, angles: Tensor | None, feature_map: str, memory: Any) -> Any:
+    memory, normaliser = memory or (None, None)
+    mixed, *last = packed_linear_attention(packed_BTC, memory, normaliser, angles, mixer.heads, feature_map)
+    return mixed, (last[0], last[1])
+
+
+LINEAR_ATTENTION = Recurrence(
+    step=linear_step,
+    prepare=_turned,
+    scan=_scan,
+    packed=_packed,
+    backends=Backends(takes=_takes, heads="16 to 128 channels", has_gates=False),
+)

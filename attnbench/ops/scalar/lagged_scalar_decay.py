@@ -9,30 +9,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.ops.common.precision import at_least_float32
-from attnbench.ops.scalar.scalar_decay import packed, packed_scalar_decay, scalar_decay, scalar_decay_flops
+from attnbench.ops.common.recurrence import Recurrence, outer, read
+from attnbench.ops.scalar.scalar_decay import (
+    SCALAR_DECAY,
+    packed,
+    packed_scalar_decay,
+    scalar_decay,
+)
 
 
-def recurrent_lagged_scalar_decay(
-    query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
-    log_decay_BTH: Tensor,
-    write_BTH: Tensor,
-    own_BTH: Tensor,
+def lagged_step(
     memory_BHKV: Tensor,
-) -> Tensor:
-    """Compute y, (B, T, H, V), by the definition of `lagged_scalar_decay`, position by position, in the memory's
-    dtype."""
-    query, key, value = (x.to(memory_BHKV.dtype) for x in (query_BTHK, key_BTHK, value_BTHV))
-    decay_BTH, mixed = log_decay_BTH.exp(), []
-    for t in range(query.shape[1]):
-        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV
-        score_BH1 = (query[:, t, :, None, :] @ key[:, t, :, :, None]).squeeze(-1)
-        read_BHV = (query[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
-        mixed.append(read_BHV + own_BTH[:, t, :, None] * score_BH1 * value[:, t])
-        written_BHV = write_BTH[:, t, :, None] * value[:, t]
-        memory_BHKV = memory_BHKV + key[:, t, :, :, None] @ written_BHV[:, :, None, :]
-    return torch.stack(mixed, dim=1).to(value_BTHV.dtype)
+    query_BHK: Tensor,
+    key_BHK: Tensor,
+    value_BHV: Tensor,
+    log_decay_BH: Tensor,
+    write_BH: Tensor,
+    own_BH: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Take one position."""
+    memory_BHKV = log_decay_BH.exp()[..., None, None] * memory_BHKV
+    score_BH1 = (query_BHK[..., None, :] @ key_BHK[..., None]).squeeze(-1)
+    found_BHV = read(memory_BHKV, query_BHK)
+    mixed_BHV = found_BHV + own_BH[..., None] * score_BH1 * value_BHV
+    return memory_BHKV + outer(key_BHK, write_BH[..., None] * value_BHV), mixed_BHV
 
 
 def lagged_scalar_decay(
@@ -119,6 +119,8 @@ def _one_late(x_BTX: Tensor) -> Tensor:
     return F.pad(x_BTX[:, :-1], (0, 0) * (x_BTX.dim() - 2) + (1, 0))
 
 
-def lagged_scalar_decay_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
-    """Count as `scalar_decay_flops` and, a position and head, 2K for the product of query and key."""
-    return scalar_decay_flops(length, num_heads, key_width, value_width) + 2 * length * num_heads * key_width
+LAGGED_SCALAR_DECAY = Recurrence(
+    step=lagged_step,
+    scan=lagged_scalar_decay,
+    backends=SCALAR_DECAY.backends,
+)

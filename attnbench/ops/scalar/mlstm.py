@@ -11,14 +11,15 @@ The query comes scaled. The state is S (B, H, K, V), n (B, H, K) and m (B, H), w
 overflows neither.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.ops.common.cumulative_sum import cumulative_sum
-from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, scalar_decay, scalar_decay_flops
+from attnbench.ops.common.recurrence import Recurrence, outer, read
+from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, SCALAR_DECAY, scalar_decay
 
 
 class Memory(NamedTuple):
@@ -29,24 +30,24 @@ class Memory(NamedTuple):
     maximum_BH: Tensor
 
 
-def recurrent_mlstm(
-    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, log_forget_BTH: Tensor, log_write_BTH: Tensor
-) -> Tensor:
-    """Compute y by the stabilised definition, position by position, in the gates' dtype; (B, T, H, V) of it."""
-    wide = log_forget_BTH.dtype
-    query, key, value = (x.to(wide) for x in (query_BTHK, key_BTHK, value_BTHV))
-    memory_BHKV, normaliser_BHK, maximum_BH, mixed = 0, 0, torch.zeros_like(log_forget_BTH[:, 0]), []
-    for t in range(query.shape[1]):
-        kept_BH = log_forget_BTH[:, t] + maximum_BH
-        maximum_BH = torch.maximum(kept_BH, log_write_BTH[:, t])
-        forget_BH1, write_BH1 = ((x - maximum_BH).exp()[..., None] for x in (kept_BH, log_write_BTH[:, t]))
-        key_BHK = write_BH1 * key[:, t]
-        memory_BHKV = forget_BH1[..., None] * memory_BHKV + key_BHK[..., None] @ value[:, t, :, None, :]
-        normaliser_BHK = forget_BH1 * normaliser_BHK + key_BHK
-        total_BH1 = (query[:, t, :, None, :] @ normaliser_BHK[..., None]).squeeze(-1)
-        read_BHV = (query[:, t, :, None, :] @ memory_BHKV).squeeze(-2)
-        mixed.append(read_BHV / torch.maximum(total_BH1.abs(), (-maximum_BH).exp()[..., None]))
-    return torch.stack(mixed, dim=1)
+def mlstm_step(
+    memory: tuple[Tensor, Tensor, Tensor],
+    query_BHK: Tensor,
+    key_BHK: Tensor,
+    value_BHV: Tensor,
+    log_forget_BH: Tensor,
+    log_write_BH: Tensor,
+) -> tuple[Memory, Tensor]:
+    """Take one position, around the running maximum."""
+    memory_BHKV, normaliser_BHK, maximum_BH = memory
+    kept_BH = log_forget_BH + maximum_BH
+    maximum_BH = torch.maximum(kept_BH, log_write_BH)
+    forget_BH1, write_BH1 = ((x - maximum_BH).exp()[..., None] for x in (kept_BH, log_write_BH))
+    key_BHK = write_BH1 * key_BHK
+    memory_BHKV = forget_BH1[..., None] * memory_BHKV + outer(key_BHK, value_BHV)
+    normaliser_BHK = forget_BH1 * normaliser_BHK + key_BHK
+    mixed_BHV = _normalised(read(memory_BHKV, query_BHK), read(normaliser_BHK[..., None], query_BHK), maximum_BH)
+    return Memory(memory_BHKV, normaliser_BHK, maximum_BH), mixed_BHV
 
 
 def mlstm(
@@ -130,6 +131,15 @@ def stabilised(
     return log_decay_BTH, (log_write_BTH - maximum_BTH).exp(), maximum_BTH
 
 
-def mlstm_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
-    """Count `scalar_decay`'s operations and, a position and head, 2K for the normaliser's product."""
-    return scalar_decay_flops(length, num_heads, key_width, value_width) + 2 * length * num_heads * key_width
+def _scan(*inputs: Any) -> tuple[Tensor, Memory | None]:
+    query, key, value, log_forget, log_write, memory, backend = inputs
+    before = None if memory is None else Memory(*memory)
+    return mlstm(query, key, value, log_forget, log_write, before, backend)
+
+
+MLSTM_RECURRENCE = Recurrence(
+    step=mlstm_step,
+    scan=_scan,
+    is_wide=True,
+    backends=SCALAR_DECAY.backends,
+)

@@ -9,17 +9,16 @@ A constant decay, RetNet's, is of a batch of 1 and broadcast over the others. Po
 another weight than later positions read them with, as Mamba-3's do, are in lagged_scalar_decay.py.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnbench.machine.device import require_triton
-from attnbench.ops.common.fla import require_gated_fla
+from attnbench.ops.common.backends import Backends
 from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.common.scan import affine_scan
-from attnbench.settings.errors import UserError
-
-AUTO_RULE = "triton on CUDA at key widths of 16 to 128, 16 dividing key and value widths, otherwise torch"
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
@@ -27,26 +26,40 @@ decays over a chunk lose the digits of the other positions in it, and on a GPU, 
 may not even fall."""
 
 
-def recurrent_scalar_decay(
-    query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor, log_decay_BTH: Tensor, memory_BHKV: Tensor
+def scalar_step(
+    memory_BHKV: Tensor, query_BHK: Tensor, key_BHK: Tensor, value_BHV: Tensor, log_decay_BH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute y by the definition, position by position, in the memory's dtype; also how a single one is decoded.
+    """Take one position."""
+    memory_BHKV = log_decay_BH.exp()[..., None, None] * memory_BHKV + outer(key_BHK, value_BHV)
+    return memory_BHKV, read(memory_BHKV, query_BHK)
 
-    Args:
-        query_BTGK, key_BTGK: G divides H; head g serves the value's heads g H/G to (g + 1) H/G - 1.
-        log_decay_BTH: log a_t; of a batch of 1 where all sequences have the same.
 
-    Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory.
-    """
+def weighted(value_BTHV: Tensor, write_BTH: Tensor | None) -> Tensor:
+    """Return the value times the weight that its position is written with; keeps the dtype."""
+    return value_BTHV if write_BTH is None else (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
+
+
+def _by_heads(
+    query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor, log_decay_BTH: Tensor, write_BTH: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Return the inputs of the steps: head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1."""
     repeats = value_BTHV.shape[2] // query_BTGK.shape[2]
-    query, key = (x.to(memory_BHKV.dtype).repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))
-    value, decay_BTH, mixed = value_BTHV.to(memory_BHKV.dtype), log_decay_BTH.to(memory_BHKV.dtype).exp(), []
-    for t in range(query.shape[1]):
-        written_BHKV = key[:, t, :, :, None] @ value[:, t, :, None, :]
-        memory_BHKV = decay_BTH[:, t, :, None, None] * memory_BHKV + written_BHKV
-        mixed.append((query[:, t, :, None, :] @ memory_BHKV).squeeze(-2))
-    return torch.stack(mixed, dim=1).to(value_BTHV.dtype), memory_BHKV
+    if repeats > 1:
+        query_BTGK, key_BTGK = (x.repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))
+    return query_BTGK, key_BTGK, weighted(value_BTHV, write_BTH), log_decay_BTH
+
+
+def _scan(
+    query_BTGK: Tensor,
+    key_BTGK: Tensor,
+    value_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor | None,
+    memory_BHKV: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    written_BTHV = weighted(value_BTHV, write_BTH)
+    return scalar_decay(query_BTGK, key_BTGK, written_BTHV, log_decay_BTH, memory_BHKV, backend)
 
 
 def scalar_decay(
@@ -78,7 +91,7 @@ def scalar_decay(
         options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
         return chunk_simple_gla(query_BTHK, key_BTHK, value_BTHV, g=log_decay_BTH, scale=1.0, **options)
     if memory_BHKV is not None and value_BTHV.shape[1] == 1:
-        return recurrent_scalar_decay(*inputs, memory_BHKV)
+        return SCALAR_DECAY.define(*inputs, memory_BHKV)
     return chunked_scalar_decay(*inputs, memory_BHKV, chunk_size(value_BTHV.device.type))
 
 
@@ -178,8 +191,8 @@ def chunked_scalar_decay(
     if memory_BHKV is None:
         memory_BHKV = addition.new_zeros(batch, heads, key_width, width)
     states, last = _carry(across.flatten(1, 3), addition.flatten(1, 3), memory_BHKV.flatten(0, 1))
-    read = query @ states.unflatten(1, addition.shape[1:4]).to(dtype)
-    mixed = within + read * cumulative.exp().to(dtype)[..., None]
+    found = query @ states.unflatten(1, addition.shape[1:4]).to(dtype)
+    mixed = within + found * cumulative.exp().to(dtype)[..., None]
     # Back from (N, B, G, H/G, positions, V).
     mixed = mixed.permute(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, width)
     return mixed[:, :length], last.unflatten(0, (batch, heads))
@@ -200,36 +213,21 @@ def _carry(decay_NX: Tensor, addition_NXKV: Tensor, initial_XKV: Tensor) -> tupl
     return states[:-1], states[-1]
 
 
-def scalar_decay_flops(length: int, num_heads: int, key_width: int, value_width: int) -> int:
-    """Count, a position and head, 2KV each for the outer product added to S and for S^T q; decays count nothing."""
-    return length * num_heads * 4 * key_width * value_width
-
-
-def has_kernels(key_width: int, value_width: float) -> bool:
-    """Return whether our Triton kernels take so many channels a head."""
+def _takes(key_width: int, value_width: float, precision: str) -> bool:
     return key_width in range(16, 129, 16) and value_width > 0 and value_width % 16 == 0
 
 
-def choose_scalar_decay(backend: str, *, widths: tuple[int, float] | None, device_type: str) -> str:
-    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what it needs.
+def _packed(
+    mixer: Any, packed_BTC: Tensor, log_decay: Tensor, write: Tensor | None, memory: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    shape = (mixer.widths()[0] // mixer.key_width, mixer.key_width, mixer.scale)
+    return packed_scalar_decay(packed_BTC, log_decay, write, None, memory, *shape)
 
-    Args:
-        widths: key and value channels a head; None where the model, which gives them, is not known yet.
 
-    Raises:
-        UserError: triton without CUDA or at widths that it has no kernels for; fla without CUDA, the library, or a
-            Triton that compiles its gated kernels correctly.
-    """
-    fits = widths is None or has_kernels(*widths)
-    if backend == "auto":
-        return "triton" if device_type == "cuda" and fits else "torch"
-    if backend == "triton":
-        require_triton("attn.backend=triton", device_type)
-        if widths is not None and not fits:
-            raise UserError(
-                "attn.backend=triton: kernels take heads of 16 to 128 key channels and any value channels, both a "
-                f"multiple of 16, not {widths[0]} and {widths[1]:g}; choose attn.backend=torch"
-            )
-    if backend == "fla":
-        require_gated_fla("attn.backend=fla", device_type)
-    return backend
+SCALAR_DECAY = Recurrence(
+    step=scalar_step,
+    prepare=_by_heads,
+    scan=_scan,
+    packed=_packed,
+    backends=Backends(takes=_takes, heads="16 to 128 key channels and any value channels, both a multiple of 16"),
+)

@@ -1,5 +1,5 @@
 """The gated delta rule as one operator on what a projection gives, with its gradient. Its definition is
-`recurrent_gated_delta_rule` in ops/delta/delta_rule.py; chunk by chunk it is written out in chunk.py."""
+`delta_step` in ops/delta/delta_rule.py; chunk by chunk it is written out in chunk.py."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ VALUES = 16
 def gated_delta_rule_step(
     mixed_BC: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, memory_BHKV: Tensor, unit_length: bool
 ) -> Tensor:
-    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `recurrent_gated_delta_rule` is its definition.
+    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `delta_step` is its definition.
 
     Args:
         mixed_BC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; K is a power of 2, V a

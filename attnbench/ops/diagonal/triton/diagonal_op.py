@@ -1,5 +1,5 @@
 """The delta rule, or the plain sum, with a decay a key channel, as one operator with its gradient. Its definition is
-`recurrent_diagonal_decay` in ops/diagonal/diagonal_decay.py; chunk by chunk it is written out in chunk.py."""
+`diagonal_step` in ops/diagonal/diagonal_decay.py; chunk by chunk it is written out in chunk.py."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ def diagonal_decay_step(
     eraser_BHK: Tensor | None,
     memory_BHKV: Tensor,
 ) -> Tensor:
-    """y of one position, (B, H, V) in the value's dtype; `recurrent_diagonal_decay` is its definition.
+    """y of one position, (B, H, V) in the value's dtype; `diagonal_step` is its definition.
 
     Args:
         query_BHK: scaled, in bfloat16 or float32, as key, value, reader and eraser are; K is a power of 2, V a multiple

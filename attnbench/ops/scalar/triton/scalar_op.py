@@ -1,5 +1,5 @@
 """Linear attention with one decay a head as one operator on what a projection gives, with its gradient. Its definition
-is `recurrent_scalar_decay` in ops/scalar/scalar_decay.py; chunk by chunk it is written out in kernels.py.
+is `scalar_step` in ops/scalar/scalar_decay.py; chunk by chunk it is written out in kernels.py.
 
 Forward, a program walks a segment of a head chunk by chunk and keeps the state before each; backward, one does so from
 the last chunk for the states' gradients, and another kernel takes all gradients of all chunks at once. Where there are

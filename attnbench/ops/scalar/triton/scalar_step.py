@@ -25,7 +25,7 @@ def scalar_decay_step(
     late_value_BHV: Tensor | None = None,
     late_BH: Tensor | None = None,
 ) -> Tensor:
-    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `recurrent_scalar_decay` is its definition.
+    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `scalar_step` is its definition.
 
     Args:
         mixed_BC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; see `scalar_decay`.

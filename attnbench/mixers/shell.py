@@ -1,0 +1,298 @@
+"""Shell of attnbench's mixers: the parts around the mixing and their options.
+
+    x -> projection to query, key, value -> short convolution (-> SiLU) -> norm of query and key -> rotary positions
+      -> the mixing -> norm of each head -> gate -> projection to the model's width
+
+`Shell` builds these parts. `RecurrentMixer` adds state, forward pass, definition and FLOPs of a memory of fixed size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
+from attnbench.mixers.base import State, expanded, expansions, head_count
+from attnbench.mixers.options import Options, options_of
+from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.ops.common.recurrence import by_position
+from attnbench.ops.delta.delta_rule import unit_length
+from attnbench.ops.layers.rotary import rotate_both, rotate_packed
+from attnbench.settings.options import option
+
+
+class Shell(Options):
+    """Parts around a mixing. `sizes` and `widths` give their channels, `add_parts` creates a mixer's own parts."""
+
+    dim: int
+    head_width: int
+    num_heads: int | None = option(None, "null: model.dim / head_width")
+    backend: str = option("auto", "")
+    rotary_theta: float | None = option(None, "base of rotary positions on query and key; null: none")
+    conv_size: int = option(0, "taps of a short convolution over query, key and value; 0: none")
+    qk_norm: bool = option(False, "RMS norm of each head's query and key, with a learned gain")
+    output_norm: bool = option(False, "RMS norm of each head's output, with a learned gain")
+    output_gate: Gate = option(
+        "none", "multiply the output by silu(gate(x)) or sigmoid(gate(x)): none | silu | sigmoid"
+    )
+
+    activation: ClassVar[bool] = False
+    """True where SiLU follows projection and convolution."""
+    unit_keys: ClassVar[bool] = False
+    """True where `qk_norm` divides query and key by their length, after rotation, instead of an RMS norm before it."""
+    norm_eps: ClassVar[float] = 1e-6
+    """Term added to the mean square in the output's norm."""
+
+    def __post_init__(self) -> None:
+        nn.Module.__init__(self)
+        self.check_options()
+        self.options = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        self.backend = self.known_backend(self.backend)
+        self.heads, self.key_width, self.value_width = self.sizes()
+        activation = self.activates({"conv_size": self.conv_size})
+        self.query_key_value = QueryKeyValue(self.dim, *self.widths(), conv_size=self.conv_size, activation=activation)
+        is_learned = self.qk_norm and not self.unit_keys
+        self.query_norm, self.key_norm = (head_norm(self.key_width, is_learned) for _ in range(2))
+        self.positions = RotaryPositions(self.key_width, self.rotary_theta)
+        self.norm = head_norm(self.value_width, self.output_norm, self.norm_eps)
+        width = self.heads * self.value_width
+        self.output = GatedOutput(self.dim, width, gate=self.output_gate, gate_rank=self.rank_of_gate())
+        self.add_parts()
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return the number of heads, and their key and value channels."""
+        return head_count(self.num_heads, self.dim, self.head_width), self.head_width, self.head_width
+
+    def widths(self) -> tuple[int, int, int]:
+        """Return the channels of query, key and value over all heads."""
+        keys = self.heads * self.key_width
+        return keys, keys, self.heads * self.value_width
+
+    def rank_of_gate(self) -> int | None:
+        """Return the rank of the output gate's map; None: full rank."""
+        return None
+
+    def add_parts(self) -> None:
+        """Create the mixer's own modules and parameters."""
+
+    def move_last(self, *names: str) -> None:
+        """Move submodules behind all others. A gradient's norm is summed in the order of the parameters, so that
+        another order changes its last bits."""
+        for name in names:
+            self._modules[name] = self._modules.pop(name)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move or cast as any module. On CUDA a backend that was given as `auto` is chosen for that device."""
+        super()._apply(fn, recurse)
+        weight = self.output.projection.weight
+        precision = str(weight.dtype).removeprefix("torch.")
+        if self.options["backend"] == "auto" and weight.device.type == "cuda" and precision in ("float32", "bfloat16"):
+            self.backend = self.choose_backend(self.options, device_type="cuda", precision=precision)
+        return self
+
+    @classmethod
+    def activates(cls, options: Mapping[str, Any]) -> bool:
+        return cls.activation
+
+    def split_heads(
+        self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value by heads, (B, T, H, channels), before norms and positions."""
+        query, key, value = self.query_key_value(x_BTD, history_BWC)
+        (query, key), (value,) = by_heads((query, key), self.key_width), by_heads((value,), self.value_width)
+        return query, key, value
+
+    def in_pairs(self, x_BTHK: Tensor) -> Tensor:
+        """Return x; with rotary positions each two channels that are turned together get the mean of both. By different
+        decays a query and a key would meet by their positions, not by the distance between them."""
+        if self.positions.theta is None:
+            return x_BTHK
+        return x_BTHK.unflatten(-1, (-1, 2)).mean(-1).repeat_interleave(2, dim=-1)
+
+
+class RecurrentState(NamedTuple):
+    """Memory of the past; its size does not depend on the length.
+
+    A mixer with more memory names a state of its own: its fields before `history_BWC` are the recurrence's memory, and
+    their letters say their shape.
+    """
+
+    memory_BHKV: Tensor
+    history_BWC: Tensor
+    position: Tensor
+    """Number of positions seen, an int64 scalar; of length zero without rotary positions."""
+
+
+class RecurrentMixer(Shell):
+    """Mixer whose memory has a fixed size.
+
+    `operator` names its recurrence, and `signals` computes from x what that takes beside query, key and value. A
+    recurrence that attnbench/ops does not have is a method, `recurrence(memory, query, key, value, *signals)`: from the
+    memory and the inputs of one position, (B, H, ...) each, to the memory after it and y, (B, H, V). It runs position
+    by position.
+    """
+
+    value_expansion: float = option(1, "value channels a head, as a multiple of head_width", after="num_heads")
+
+    operator: ClassVar[Any] = None
+    """A `Recurrence`; None where the class has a method instead."""
+    recurrence: ClassVar[Any]
+    state_class: ClassVar[Any] = RecurrentState
+    decays: ClassVar[bool] = False
+    """True where the first signal is the log decay."""
+    has_order: ClassVar[bool] = True
+    needs_output_norm: ClassVar[bool] = True
+    state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        table = None if cls.operator is None else cls.operator.backends
+        if table is not None and "backends" not in vars(cls):
+            cls.backends, cls.auto_rule, cls.without_vmap = table.names, table.auto_rule, frozenset({"fla"})
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        """Return the backend that the recurrence chooses for these widths."""
+        backend = super().choose_backend(options, device_type=device_type, precision=precision)
+        if cls.operator is None or cls.operator.backends is None:
+            return backend
+        widths = None if options.get("head_width") is None else cls.kernel_widths(options)
+        return cls.operator.backends.choose(options.get("backend", "auto"), widths, device_type, precision)
+
+    @classmethod
+    def kernel_widths(cls, options: dict[str, Any]) -> tuple[int, float]:
+        """Return the key and value channels a head that a kernel gets."""
+        return options["head_width"], options["head_width"] * options.get("value_expansion", 1)
+
+    @classmethod
+    def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
+        """Vary `value_expansion`."""
+        return expansions(options, dim=dim, head_width=head_width) if "value_expansion" in options_of(cls) else []
+
+    def sizes(self) -> tuple[int, int, int]:
+        value_width = expanded(self.head_width, self.value_expansion)
+        return head_count(self.num_heads, self.dim, self.head_width), self.head_width, value_width
+
+    @property
+    def scale(self) -> float:
+        """Factor of the query."""
+        return self.key_width**-0.5
+
+    def signals(self, x_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what the recurrence takes beside query, key and value, (B, T, ...) each, in float32 at least."""
+        return ()
+
+    def log_decay(self, x_BTD: Tensor) -> Tensor | None:
+        if not self.decays:
+            return None
+        log_decay = self.signals(x_BTD)[0]
+        assert log_decay is not None
+        return log_decay.expand(len(x_BTD), *log_decay.shape[1:])
+
+    def normed_heads(
+        self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None, angles: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value by heads: normed, turned, the query scaled."""
+        query, key, value = self.split_heads(x_BTD, history_BWC)
+        query, key = rotate_both(self.query_norm(query), self.key_norm(key), angles)
+        if self.unit_keys and self.qk_norm:
+            return unit_length(query, self.scale), unit_length(key), value
+        return query * self.scale, key, value
+
+    def inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[tuple[Any, ...], Tensor]:
+        """Return the recurrence's inputs, query, key, value and signals, and what the output gate reads, (B, T, D)."""
+        heads = self.normed_heads(x_BTD, None if state is None else state.history_BWC, angles)
+        return (*heads, *self.signals(x_BTD)), x_BTD
+
+    def packed_inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[Any, ...]:
+        """Return query, key and value side by side, (B, T, C), for kernels that norm and scale themselves, and the
+        signals."""
+        packed_BTC = self.query_key_value.packed(x_BTD, None if state is None else state.history_BWC)
+        if angles is not None:
+            packed_BTC = rotate_packed(packed_BTC, angles, sum(self.widths()[:2]) // self.key_width)
+        return packed_BTC, *self.signals(x_BTD)
+
+    @property
+    def is_packed(self) -> bool:
+        """True where our kernels read query, key and value from where projection and convolution left them."""
+        has_kernel = self.operator is not None and self.operator.packed is not None
+        return has_kernel and (self.unit_keys or not self.qk_norm)
+
+    def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        angles = self.positions(x_BTD, 0 if state is None else state.position)
+        memory = None if state is None else self.memory_of(state)
+        if self.backend == "triton" and self.is_packed:
+            packed_BTC, *signals = self.packed_inputs(x_BTD, state, angles)
+            mixed_BTHV, last = self.operator.packed(self, packed_BTC, *signals, memory)
+            value_BTHV = packed_BTC[..., -self.heads * self.value_width :].unflatten(-1, (self.heads, -1))
+            inputs, gate_BTD = (None, None, value_BTHV), x_BTD
+        else:
+            inputs, gate_BTD = self.inputs(x_BTD, state, angles)
+            mixed_BTHV, last = self.mix(inputs, memory)
+        if state is not None:
+            state.position.add_(x_BTD.shape[1])
+            if last is not None:
+                for before, after in zip(_parts(memory), _parts(last), strict=True):
+                    before.copy_(after)
+        return self.finish(mixed_BTHV, inputs, gate_BTD), state
+
+    def mix(self, inputs: tuple[Any, ...], memory: Any) -> tuple[Tensor, Any]:
+        """Return y of every head, (B, T, H, V), and the last memory."""
+        if self.operator is None:
+            return self.define(inputs, self.new_memory(inputs[2]) if memory is None else memory)
+        return self.operator.scan(*inputs, memory, self.backend)
+
+    def define(self, inputs: tuple[Any, ...], memory: Any) -> tuple[Tensor, Any]:
+        """Compute the same by the definition."""
+        if self.operator is None:
+            mixed_BTHV, memory = by_position(self.recurrence, memory, *inputs)
+            return mixed_BTHV.to(inputs[2].dtype), memory
+        return self.operator.define(*inputs, memory)
+
+    def reference(self, x_BTD: Tensor) -> Tensor:
+        inputs, gate_BTD = self.inputs(x_BTD, None, self.positions(x_BTD, 0))
+        return self.finish(self.define(inputs, self.new_memory(inputs[2]))[0], inputs, gate_BTD)
+
+    def finish(self, mixed_BTHV: Tensor, inputs: tuple[Any, ...], gate_BTD: Tensor) -> Tensor:
+        """Norm, gate and project the output of the heads, which may be wider than the value's dtype; (B, T, D)."""
+        return self.output(self.norm(mixed_BTHV).to(inputs[2].dtype).flatten(2), gate_BTD)
+
+    def memory_of(self, state: State) -> Any:
+        """Return the recurrence's part of a state: a tensor, or a tuple of several."""
+        parts = state[: state._fields.index("history_BWC")]
+        return parts[0] if len(parts) == 1 else parts
+
+    def new_memory(self, like: Tensor) -> Any:
+        """Return a memory of zeros, in float32 at least, for inputs like this one, (B, ...)."""
+        sizes = {"B": len(like), "H": self.heads, "K": self.key_width, "V": self.value_width}
+        names = self.state_class._fields[: self.state_class._fields.index("history_BWC")]
+        shapes = [[sizes[letter] for letter in name.rpartition("_")[2]] for name in names]
+        zeros = [torch.zeros(shape, dtype=accumulation_dtype(like.dtype), device=like.device) for shape in shapes]
+        return zeros[0] if len(zeros) == 1 else tuple(zeros)
+
+    def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
+        history_BWC = self.query_key_value.init_history(batch_size, dtype)
+        position = self.positions.init_position(history_BWC.device)
+        return self.state_class(*_parts(self.new_memory(history_BWC)), history_BWC=history_BWC, position=position)
+
+    def mixing_flops(self, length: int) -> int:
+        """Count the products of the definition: decays and sums count nothing."""
+        return length * _flops_of_a_position(type(self), **{**self.options, "backend": "auto"})
+
+
+@cache
+def _flops_of_a_position(cls: type[RecurrentMixer], **options: Any) -> int:
+    with torch.device("meta"):
+        mixer = cls(**options)
+        inputs, _ = mixer.inputs(torch.empty(1, 1, mixer.dim), None, None)
+    with FlopCounterMode(display=False) as counter:
+        mixer.define(inputs, mixer.new_memory(inputs[2]))
+    return counter.get_total_flops()
+
+
+def _parts(memory: Any) -> Sequence[Tensor]:
+    return [memory] if isinstance(memory, Tensor) else memory

@@ -460,7 +460,7 @@ def test_plots_are_those_that_an_evaluation_declares(inputs):
     declared = about("perplexity", inputs.protocol)
     assert declared.plots is not None
     assert ("perplexity", "sequence_length") in declared.plots
-    assert "nats" in declared.purpose
+    assert "language model" in declared.purpose
     assert about("../../etc/passwd", inputs.protocol).plots is None
 
 
@@ -583,7 +583,7 @@ def test_parts_of_a_whole_are_one_bar_a_variant(summed):
 def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
     found = about("profile", inputs.protocol)
     assert found.plots == [("part_share", "part"), ("peak_memory_mib", "sequence_length")]
-    assert found.purpose.startswith("Attention textbook and fused")
+    assert found.purpose.startswith("Profiles: attention, textbook and fused")
 
 
 def test_what_a_device_can_do_is_no_variant_and_implementations_of_an_operator_are_not_ranked(tmp_path):

@@ -1,13 +1,12 @@
-"""Cumulative sums over positions, in pieces that torch's compiler can sum on a GPU."""
+"""Cumulative sums over positions, in pieces that torch's compiler supports on a GPU."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 PIECE = 32
-"""Positions that are summed up in one scan. torch 2.11 splits a longer one over programs where there are few sums side
-by side, fewer than 64 a multiprocessor, and fails to write the code: `list indices must be integers or slices, not
-NoneType`."""
+"""Positions of one scan. torch 2.11 splits longer scans over programs where there are fewer than 64 sums per
+multiprocessor, and fails: `list indices must be integers or slices, not NoneType`."""
 
 
 def cumulative_sum(x_BTE: Tensor) -> Tensor:
@@ -16,7 +15,6 @@ def cumulative_sum(x_BTE: Tensor) -> Tensor:
     length = x_BTE.shape[1]
     if length <= PIECE:
         return x_BTE.cumsum(1)
-    # Zeros after the last position, an axis for the pieces, and no sum is of a later position.
     missing = -length % PIECE
     padded = pad(x_BTE, (0, 0) * (x_BTE.dim() - 2) + (0, missing)) if missing else x_BTE
     within_BNPE = padded.unflatten(1, (-1, PIECE)).cumsum(2)

@@ -1,8 +1,6 @@
-"""Chunks of positions, and a scan that carries a matrix state from chunk to chunk, as one operator with fake, autograd
-and vmap rules.
+"""Chunks of positions, and a scan that carries an affine matrix state from chunk to chunk, as one custom operator.
 
-To torch.compile the scan is a single node; the loop over the chunks would be unrolled, and compiling long sequences
-take minutes. It serves every mixer whose state is affine in the one before.
+torch.compile sees a single node. It would unroll a loop over the chunks, and compile long sequences for minutes.
 """
 
 from typing import Any
@@ -29,9 +27,8 @@ def affine_scan(
 
     a_n is a number for each of the X, or a diagonal matrix. Chunks of no positions leave S_{n+1} = a_n S_n + B_n.
 
-    With `reverse` from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. That is the recurrence
-    of the gradients too, R and K having changed places, so the operator is its own derivative. Two thin products a
-    chunk cost less than a (K, K) transition of each chunk, and a state that is merely kept is kept exactly.
+    With `reverse` from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. With R and K exchanged
+    that is the recurrence of the gradients, so the operator is its own derivative.
 
     Args:
         decay_NX: a; of a diagonal matrix (N, X, K).
@@ -44,7 +41,7 @@ def affine_scan(
     states = initial_XKV.new_empty((num_chunks + 1, *initial_XKV.shape))
     states[num_chunks if reverse else 0] = initial_XKV
     changes = write_NXCV.clone(memory_format=torch.contiguous_format)
-    # The state stays in its own precision where autocast would round it at every chunk.
+    # Autocast would round the state at every chunk.
     with torch.autocast(device_type=states.device.type, enabled=False):
         for n in reversed(range(num_chunks)) if reverse else range(num_chunks):
             source, target = (states[n + 1], states[n]) if reverse else (states[n], states[n + 1])

@@ -1,9 +1,8 @@
-"""Sums of log forget gates over the positions, in float64: what FlashAttention's kernels take differences of.
+"""Cumulative sums of log forget gates in float64, of which FlashAttention's kernels take differences.
 
     C_t = log f_1 + ... + log f_t,   dL/d(log f_s) = sum_(t >= s) dL/dC_t
 
-One program a sequence and head, in one order, so that equal inputs give equal bits; torch's own sum along a long axis
-does not promise that on a GPU.
+One program per sequence and head sums in a fixed order, so that equal inputs give equal bits.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -16,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 
 BLOCK = 1024
 """Positions that a program sums up at once, at most."""
@@ -57,42 +56,28 @@ def _sum_up(source_BHT: Tensor, result_BHT: Tensor, *, reverse: bool) -> None:
         )
 
 
-@torch.library.custom_op("attnbench::cumulative_log_forget", mutates_args=())
+def _turned(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(x.mT.shape, dtype=dtype)
+
+
+@custom_op("cumulative_log_forget", lambda log_forget: _turned(log_forget, torch.float64))
 def cumulative_log_forget(log_forget_BTH: Tensor) -> Tensor:
     """Return C of each head, (B, H, T) in float64; log f is in float32."""
     if log_forget_BTH.dtype != torch.float32:
         raise TypeError(f"log f is {log_forget_BTH.dtype}, must be float32")
-    B, T, H = log_forget_BTH.shape
-    cumulative_BHT = log_forget_BTH.new_empty((B, H, T), dtype=torch.float64)
+    cumulative_BHT = _turned(log_forget_BTH, torch.float64)
     _sum_up(log_forget_BTH.mT, cumulative_BHT, reverse=False)
     return cumulative_BHT
 
 
-@register_fake(cumulative_log_forget)
-def _(log_forget_BTH: Tensor) -> Tensor:
-    B, T, H = log_forget_BTH.shape
-    return log_forget_BTH.new_empty((B, H, T), dtype=torch.float64)
-
-
-@torch.library.custom_op("attnbench::cumulative_log_forget_backward", mutates_args=())
+@custom_op("cumulative_log_forget_backward", lambda gradient: _turned(gradient, torch.float32))
 def _backward(gradient_BHT: Tensor) -> Tensor:
     """Return the gradient of log f, (B, T, H) in float32."""
-    B, H, T = gradient_BHT.shape
-    log_forget_gradient_BTH = gradient_BHT.new_empty((B, T, H), dtype=torch.float32)
+    log_forget_gradient_BTH = _turned(gradient_BHT, torch.float32)
     _sum_up(gradient_BHT, log_forget_gradient_BTH.mT, reverse=True)
     return log_forget_gradient_BTH
 
 
-@register_fake(_backward)
-def _(gradient_BHT: Tensor) -> Tensor:
-    B, H, T = gradient_BHT.shape
-    return gradient_BHT.new_empty((B, T, H), dtype=torch.float32)
-
-
+@gradient_of(cumulative_log_forget, unsaved=(0,))
 def _gradient(ctx: Any, gradient_BHT: Tensor) -> Tensor:
     return _backward(gradient_BHT)
-
-
-cumulative_log_forget.register_autograd(_gradient)
-
-join_the_batch(cumulative_log_forget)

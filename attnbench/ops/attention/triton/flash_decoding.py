@@ -2,18 +2,16 @@
 
     y = sum_s p_s v_s,   p_s = exp(c q . k_s) / sum_r exp(c q . k_r),   c = 1 / sqrt(K)
 
-over the positions s that are filled. With one query there is nothing to compute but one pass over keys and values: it
-takes as long as the memory does, if enough of it is asked for at a time. Where sequences and heads are fewer than the
-multiprocessors, one program each is too few for that: it takes one of several splits of the keys and leaves their
-largest score, the sum of exponentials under it and the sum of values that these weigh, all in float32. A second, small
-kernel makes one sum of the splits.
+over the positions s that are filled. One pass over keys and values takes as long as reading the memory, if enough
+programs read at a time. Where sequences × heads are fewer than the multiprocessors, each program takes one of several
+splits of the keys and writes their largest score, the sum of exponentials under it and the weighted sum of values, in
+float32; a second kernel combines the splits.
 
-How many positions are filled is read on the device, by the kernel: a captured CUDA graph decodes at every position.
-Splits are equal parts of what is filled, so that all of them work however full the cache is; while fewer blocks of keys
-are filled than there are splits, some are empty and weigh nothing.
+The kernel reads the number of filled positions on the device, so that a captured CUDA graph decodes at every position.
+Splits are equal parts of the filled positions; some are empty while there are fewer blocks of keys than splits.
 
-Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums stand beside the cache.
-The same pass adds the newest gate to each and writes it back, and 0 at the position itself: no other kernel does.
+Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums are kept beside the cache;
+the same pass adds the newest gate to each and writes it back.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -35,12 +33,11 @@ MAX_WIDTH = 256
 
 MAX_SPLITS = 128
 PROGRAMS = 4
-"""Programs a multiprocessor that the number of splits aims at, and that fit there at once: with fewer too little is
-asked of the memory at a time, with more some wait for others to end."""
+"""Programs per multiprocessor that the number of splits aims at: as many as run there at once."""
 
 
 class Tiles(NamedTuple):
-    """Cut of the first kernel: the speed, not the result beyond rounding."""
+    """Launch of the first kernel; changes the result by rounding at most."""
 
     keys: int
     num_warps: int
@@ -48,16 +45,15 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
-    """Blocks of up to 8 KiB of keys and as much of values, three of each on their way at a time: PROGRAMS programs then
-    fit a multiprocessor's shared memory, and their sums its registers."""
+    """Choose blocks of up to 8 KiB of keys and of values, with which PROGRAMS programs fit into a multiprocessor."""
     row_bytes = padded_width(width) * dtype.itemsize
     return Tiles(min(64, max(16, 8192 // row_bytes)), 4, 4)
 
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
-    """Return as many as make no more than PROGRAMS programs a multiprocessor and leave each a block of keys; 1: whole.
+    """Return as many splits as give a multiprocessor up to PROGRAMS programs, each with a block of keys or more.
 
-    Whole too where every multiprocessor has a program already: 256 sequences in parts took 2 to 23 % longer on 132.
+    One where every multiprocessor has a program already: splitting 256 sequences took 2 to 23 % longer on 132 of them.
 
     Args:
         num_keys: that the cache has room for, or that a window shows.

@@ -1,4 +1,4 @@
-"""Kernels of attention of one new position over a cache; what they compute stands in decoding.py."""
+"""Kernels of attention of one new position over a cache; flash_decoding.py says what they compute."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false

@@ -1,11 +1,10 @@
-"""FlashAttention's kernels; what they compute stands in attention.py.
+"""FlashAttention's kernels; flash_op.py says what they compute.
 
 A tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple. With SPLIT, programs along the grid's
 second axis have parts of one walk, and what they write has B for every part, one after the other.
 
 With FORGETS, `cumulative` is the sum of log f up to every position of the keys, (B, H, S) in float64 and contiguous. A
-program takes its differences to the middle of its own block before it rounds them: they are small where weights are
-not. What is then left to each score is one number of its key.
+program rounds differences to the middle of its block, which are small where weights are large.
 """
 
 import triton
@@ -15,13 +14,12 @@ from attnbench.ops.attention.triton.flash_parts import LOG2_E, MASKED_SCORE, own
 from attnbench.ops.layers.triton.rotary_kernels import load_rows, store_rows, turn
 
 LENGTHS = ("num_queries", "num_keys", "length")
-"""Arguments on whose value no kernel is compiled anew: every length runs what the first one compiled."""
+"""Arguments whose values do not specialise a kernel."""
 
 
 @triton.jit
 def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Return which keys a query sees; its position counts as the keys' do, the last query standing beside the last
-    key."""
+    """Return which keys a query sees; the last query has the position of the last key."""
     seen = key_position < num_keys
     if CAUSAL:
         seen &= key_position <= query_position
@@ -34,8 +32,7 @@ def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDO
 def _keys_in_view(
     first_query, offset, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):
-    """Return for a block of queries the first key that any of them sees, the end of those that all see, the end of
-    all."""
+    """Return, for a block of queries, the first visible key, the end of the keys that all see, and the end of all."""
     first, stop, all_seen = 0, num_keys, num_keys
     if CAUSAL:
         stop = tl.minimum(num_keys, first_query + QUERIES + offset)
@@ -48,12 +45,11 @@ def _keys_in_view(
 
 @triton.jit
 def _forgotten(cumulative, position, num_keys, since):
-    """Return log2 of what forget gates leave between a position and where their sum was `since`, float32. Positions
-    past the last are taken for it."""
+    """Return log2 of the gates' product between each position and the one whose sum is `since`, float32. Positions past
+    the last count as the last."""
     own = tl.load(cumulative + tl.minimum(position, num_keys - 1))
     lost = ((since - own) * LOG2_E).to(tl.float32)
-    # This leaves every number where it is, and keeps each thread from working out anew those of all its scores: sixteen
-    # of 64 positions, in float64, of which a multiprocessor turns sixteen a cycle into float32.
+    # An identity that keeps each thread from recomputing the differences of all its scores in float64.
     return tl.gather(lost, tl.arange(0, position.shape[0]), 0)
 
 

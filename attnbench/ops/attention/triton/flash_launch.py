@@ -1,4 +1,4 @@
-"""Cut and launch of FlashAttention's kernels: tiles, parts, and what is rotated where."""
+"""Launch of FlashAttention's kernels: tiles, parts, and where keys are rotated."""
 
 from typing import Any, NamedTuple
 
@@ -22,22 +22,21 @@ from attnbench.ops.common.triton.products import float32_product
 from attnbench.ops.layers.triton.rotary_kernels import padded_width, rotated
 
 ROTATED_INSIDE_UP_TO = 512
-"""Positions. A key is rotated by every block of queries that reads it, which above this length costs more than one pass
-over the memory that rotates them all."""
+"""Positions up to which the kernels rotate keys themselves, each block of queries anew. For longer sequences one pass
+over the memory that rotates all keys is faster."""
 
 REGISTERS = {
     ("forward", "forgets"): 128,
     ("query_gradient", "forgets"): 168,
     ("forward", "rotates"): 168,
 }
-"""Most registers of a thread with forget gates, or with a key that is rotated inside, of tiles of 64 × 64: a program
-more then fits on a multiprocessor, with gates as many as without, and nothing is kept elsewhere for it. Left to
-themselves Triton 3.6 and 3.7.1 take 164 of forward's and of the gradient's 197, above 512 positions; with rotation 190
-and 150."""
+"""Register limits of a thread with tiles of 64 × 64, with forget gates or with keys rotated inside, so that one more
+program fits on a multiprocessor, without spilling. Triton 3.6 and 3.7.1 would take 164 (forward) and 197 (gradient)
+above 512 positions, and 190 and 150 with rotation."""
 
 
 class Tiles(NamedTuple):
-    """Cut of a kernel: the speed, not the result beyond rounding."""
+    """Launch of a kernel; changes the result by rounding at most."""
 
     queries: int
     keys: int
@@ -46,7 +45,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: bool) -> Tiles:
-    """By hand, from timings on an H200.
+    """Choose tiles by hand, from timings on an H200.
 
     Args:
         kernel: "forward", "query_gradient" or "key_value_gradient".
@@ -54,7 +53,7 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: b
         roomy: `is_roomy`. Elsewhere tiles of wide heads have to do with 99 KiB.
     """
     if dtype == torch.float32:
-        # A float32 product is three of tf32, whose operands take registers twice.
+        # The three TF32 products of a float32 product need twice the registers.
         if width > 64:
             return Tiles(32, 32, 8, 2 if roomy or kernel == "forward" else 1)
         return Tiles(32, 32, 4, 2) if kernel == "key_value_gradient" else Tiles(64, 32, 4, 2)
@@ -63,8 +62,7 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: b
             if not roomy:
                 return Tiles(128, 64, 8, 2)
             return Tiles(128, 128, 8, 3) if length > 1024 else Tiles(128, 64, 8, 3)
-        # A group of four warps multiplies 64 rows at once. Two groups on 64 rows have products half as wide each, which
-        # takes half as long again.
+        # Four warps multiply 64 rows at once; eight warps on 64 rows take half as long again.
         large = roomy and kernel == "query_gradient" and length > 512
         return Tiles(128, 64, 8, 3) if large else Tiles(64, 64, 4, 2)
     if kernel == "forward":
@@ -81,7 +79,7 @@ def _launch(kernel: Any, grid: tuple[int, int], query: Tensor, *arguments: Any, 
 
 
 def _with_strides(*tensors: Tensor) -> list[Any]:
-    """Each followed by its strides along B, T and H."""
+    """Return each tensor followed by its strides along B, T and H."""
     return [part for x in tensors for part in (x, x.stride()[:3])]
 
 
@@ -92,8 +90,7 @@ def _blocks(length: int, size: int) -> int:
 def _grid(
     num_programs: int, walked: int, window: int | None, walks: str, constants: dict[str, Any], query: Tensor
 ) -> tuple[int, int]:
-    """Return, of a kernel, the programs that there are without splitting, and parts of the positions that each walks,
-    which are "KEYS" or "QUERIES"."""
+    """Return the number of programs without splitting, and of the parts of the walk over "KEYS" or "QUERIES"."""
     num_blocks, num_warps = _blocks(min(walked, window or walked), constants[walks]), constants["num_warps"]
     return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), num_warps, query.dtype)
 
@@ -101,10 +98,10 @@ def _grid(
 def _constants(
     kernel: str, query: Tensor, key: Tensor, forgets: bool, rotates: bool, causal: bool, window: int | None
 ) -> dict[str, Any]:
-    """Return what a kernel of this problem is compiled for, what it rotates apart.
+    """Return a kernel's constants, except those of rotation.
 
     Args:
-        rotates: its keys, inside.
+        rotates: the kernel rotates its keys.
     """
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64

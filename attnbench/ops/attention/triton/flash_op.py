@@ -39,8 +39,7 @@ import torch
 from torch import Tensor
 
 from attnbench.ops.attention.triton.flash_launch import backward, channels_side_by_side, forward
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import register_fake
+from attnbench.ops.common.triton.custom_ops import contiguous, custom_op, gradient_of
 from attnbench.ops.layers.triton.rotary_kernels import by_heads
 
 MAX_WIDTH = 128
@@ -72,7 +71,12 @@ def _check_cumulative(query: Tensor, key: Tensor, cumulative: Tensor, causal: bo
         raise ValueError("forget gates need causal attention")
 
 
-@torch.library.custom_op("attnbench::flash_attention", mutates_args=())
+def _outputs(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    B, T, H = query.shape[:3]
+    return query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
+
+
+@custom_op("flash_attention", _outputs)
 def _flash_attention(
     query_BTHK: Tensor,
     key_BSGK: Tensor,
@@ -94,13 +98,15 @@ def _side_by_side(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return channels_side_by_side(query), channels_side_by_side(key), channels_side_by_side(value)
 
 
-@register_fake(_flash_attention)
-def _(query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    B, T, H = query_BTHK.shape[:3]
-    return query_BTHK.new_empty(query_BTHK.shape), query_BTHK.new_empty((B, H, T), dtype=torch.float32)
+def _gradients(
+    query: Tensor, key: Tensor, value: Tensor, cumulative: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gates = query.new_empty(0) if cumulative is None else cumulative
+    of_query, of_key, of_value, of_cumulative = (x.new_empty(x.shape) for x in (query, key, value, gates))
+    return of_query, of_key, of_value, of_cumulative
 
 
-@torch.library.custom_op("attnbench::flash_attention_backward", mutates_args=())
+@custom_op("flash_attention_backward", lambda gradient, *inputs: _gradients(*inputs[:4]))
 def _flash_attention_backward(
     gradient_BTHK: Tensor,
     query_BTHK: Tensor,
@@ -113,49 +119,19 @@ def _flash_attention_backward(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and C, each contiguous; the last is empty where there are no gates."""
-    query, key, value = inputs = _side_by_side(query_BTHK, key_BSGK, value_BSGK)
-    gradients = (query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape))
-    cumulative = None if cumulative_BHS is None else cumulative_BHS.contiguous()
-    cumulative_gradient = None if cumulative is None else torch.empty_like(cumulative)
-    gates = (cumulative, cumulative_gradient)
+    inputs, cumulative = _side_by_side(query_BTHK, key_BSGK, value_BSGK), contiguous(cumulative_BHS)
+    of_query, of_key, of_value, of_cumulative = outputs = _gradients(*inputs, cumulative)
+    gates = (cumulative, None if cumulative is None else of_cumulative)
+    gradients = (of_query, of_key, of_value)
     backward(gradients, gradient_BTHK, inputs, None, *gates, mixed_BTHK, logsumexp_BHT, causal, window)
-    return *gradients, query.new_empty(0) if cumulative_gradient is None else cumulative_gradient
+    return outputs
 
 
-@register_fake(_flash_attention_backward)
-def _(
-    gradient_BTHK: Tensor,
-    query_BTHK: Tensor,
-    key_BSGK: Tensor,
-    value_BSGK: Tensor,
-    cumulative_BHS: Tensor | None,
-    *_: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value, cumulative = query_BTHK, key_BSGK, value_BSGK, cumulative_BHS
-    gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-    return *gradients, query.new_empty(0) if cumulative is None else cumulative.new_empty(cumulative.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.causal, ctx.window = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
-    # Else zeros would be filled in for the gradient of z, that nothing reads.
-    ctx.set_materialize_grads(False)
-
-
-def _gradient(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if gradient is None:
-        return (None,) * 6
-    has_gates = ctx.saved_tensors[3] is not None
-    *gradients, of_cumulative = _flash_attention_backward(gradient, *ctx.saved_tensors, ctx.causal, ctx.window)
-    return *gradients, of_cumulative if has_gates else None, None, None
-
-
-_flash_attention.register_autograd(_gradient, setup_context=_save)
-
-
-join_the_batch(_flash_attention)
+@gradient_of(_flash_attention, keeps=slice(None), constant=slice(1, None))
+def _gradient(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    *gradients, of_cumulative = _flash_attention_backward(gradient, *saved, *ctx.settings)
+    return *gradients, None if saved[3] is None else of_cumulative
 
 
 def flash_attention(
@@ -171,15 +147,21 @@ def flash_attention(
 
     Args:
         cumulative_BHS: C, float64: log f of each query head, summed up to each key's position, that of the key
-            included, as cumulative.py makes it; only differences of it count. None: no
-            gates. They need `causal`.
+            included, as `cumulative_log_forget` makes it; only differences of it count. None: no gates. They
+            need `causal`.
         causal: a query sees the keys up to its own position, the last query standing at the last key.
         window: of those, the last so many, its own position included; None for all.
     """
     return _flash_attention(query_BTHK, key_BSGK, value_BSGK, cumulative_BHS, causal, window)[0]
 
 
-@torch.library.custom_op("attnbench::packed_flash_attention", mutates_args=())
+def _packed_outputs(packed: Tensor, rotation: Any, num_heads: int, num_groups: int, *_: Any) -> tuple[Tensor, Tensor]:
+    B, T, C = packed.shape
+    width = C // (num_heads + 2 * num_groups)
+    return packed.new_empty((B, T, num_heads * width)), packed.new_empty((B, num_heads, T), dtype=torch.float32)
+
+
+@custom_op("packed_flash_attention", _packed_outputs, shared={1})
 def _packed_flash_attention(
     packed_BTC: Tensor,
     rotation_2TK: Tensor | None,
@@ -205,21 +187,11 @@ def _check_rotation(query: Tensor, rotation: Tensor) -> None:
         raise ValueError("rotation must be contiguous")
 
 
-@register_fake(_packed_flash_attention)
-def _(
-    packed_BTC: Tensor,
-    rotation_2TK: Tensor | None,
-    num_heads: int,
-    num_key_value_heads: int,
-    causal: bool,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
-    B, T, C = packed_BTC.shape
-    width = C // (num_heads + 2 * num_key_value_heads)
-    return packed_BTC.new_empty((B, T, num_heads * width)), packed_BTC.new_empty((B, num_heads, T), dtype=torch.float32)
-
-
-@torch.library.custom_op("attnbench::packed_flash_attention_backward", mutates_args=())
+@custom_op(
+    "packed_flash_attention_backward",
+    lambda gradient, packed, *_: packed.new_empty(packed.shape),
+    shared={2},
+)
 def _packed_flash_attention_backward(
     gradient_BTC: Tensor,
     packed_BTC: Tensor,
@@ -247,28 +219,9 @@ def _packed_flash_attention_backward(
     return packed_gradient
 
 
-@register_fake(_packed_flash_attention_backward)
-def _(gradient_BTC: Tensor, packed_BTC: Tensor, *_: Any) -> Tensor:
-    return packed_BTC.new_empty(packed_BTC.shape)
-
-
-def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    packed, rotation, *ctx.settings = inputs
-    ctx.save_for_backward(packed, rotation, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _packed_gradient(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if gradient is None:
-        return (None,) * 6
-    return (_packed_flash_attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *(None,) * 5)
-
-
-_packed_flash_attention.register_autograd(_packed_gradient, setup_context=_save_packed)
-
-
-join_the_batch(_packed_flash_attention, shared={1})
+@gradient_of(_packed_flash_attention, keeps=slice(None), constant=slice(1, None))
+def _packed_gradient(ctx: Any, gradient: Tensor, _: None) -> Tensor:
+    return _packed_flash_attention_backward(gradient, *ctx.saved_tensors, *ctx.settings)
 
 
 def packed_flash_attention(

@@ -1,7 +1,6 @@
-"""A walk over keys or queries that is split, for FlashAttention: into how many parts, into which, and one of all parts.
+"""Splitting of FlashAttention's walk over keys or queries into parts, and combination of the parts.
 
-What a part leaves are float32 tensors of the form that the whole leaves, those of all parts one behind the other along
-the first axis.
+Each part writes float32 tensors shaped like the result, one part after the other along the first axis.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -17,31 +16,30 @@ from torch import Tensor
 from attnbench.ops.layers.triton.rotary_kernels import store_rows
 
 WARPS_IN_FLOAT32, WARPS = 16, 8
-"""Warps a multiprocessor that the number of parts aims at: where there are half as many or fewer, walks are split. From
-timings on an H200: of programs of four warps two, of those of eight one, and in float32, where a part computes for
-longer, four of four."""
+"""Warps per multiprocessor that the number of parts aims at, from timings on an H200; walks are split where there are
+at most half as many."""
 
 MAX_SPLITS = 32
 
 NUMBERS_AT_ONCE = 4096
-"""Rows that a program reads to make one of all parts."""
+"""Numbers that a program combines at once."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score, scaled. Finite, because the difference of two infinities is no number: a row may meet a block of which
-# it sees nothing, and what it adds then is multiplied by 0 as soon as the row meets a score of its own.
+# A masked score, scaled. Finite, because the difference of two infinities is no number; sums over blocks of which a row
+# sees nothing are multiplied by 0 at its first visible score.
 MASKED_SCORE = tl.constexpr(-1e30)
 
 LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "num_keys")
-"""Arguments on whose value no kernel is compiled anew."""
+"""Arguments whose values do not specialise a kernel."""
 
 
 def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
-    """Parts of what each program walks, 1 for whole. Changes the result by no more than rounding.
+    """Return the number of parts of each program's walk, 1 for no splitting.
 
     Args:
-        num_programs: that there are without splitting.
-        num_blocks: that one of them walks at most.
-        num_warps: of a program.
+        num_programs: number of programs without splitting.
+        num_blocks: most blocks that one of them walks.
+        num_warps: warps of a program.
     """
     if num_programs == 0:
         return 1
@@ -50,12 +48,12 @@ def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num
 
 
 def of_parts(like: Tensor, num_splits: int) -> Tensor:
-    """Return what every part leaves of such a tensor, one after the other."""
+    """Return an empty tensor for the parts of a result like `like`."""
     return like.new_empty((num_splits * like.shape[0], *like.shape[1:]), dtype=torch.float32)
 
 
 def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
-    """Return what a kernel that makes one of all parts is compiled for: as many rows at once as it has room for."""
+    """Return the constants of a kernel that combines parts."""
     splits = triton.next_power_of_2(num_splits)
     rows = max(1, NUMBERS_AT_ONCE // (splits * constants["PADDED"]))
     return {"WIDTH": constants["WIDTH"], "PADDED": constants["PADDED"], "SPLITS": splits, "ROWS": rows}
@@ -63,8 +61,8 @@ def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
 
 @triton.jit
 def own_part(first, middle, stop, BLOCK: tl.constexpr):
-    """Return, of what a program would walk, from `first` to `middle` and on to `stop`, the same three of its own part.
-    Parts are whole blocks, shared out as equally as they can be; some are empty where there are fewer blocks."""
+    """Return the first, middle and stop of a program's own part of a walk. Parts are whole blocks, of nearly equal
+    number; some are empty where there are fewer blocks than parts."""
     num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
     own_first = first + split * num_blocks // num_splits * BLOCK
     own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)
@@ -76,7 +74,7 @@ def _load_parts(
     parts, num_splits, part_stride, row_stride, position, length,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Load the same rows of every part, (SPLITS, rows, PADDED); what there is not is zeros."""
+    """Load the same rows of every part, (SPLITS, rows, PADDED), with zeros for padding."""
     split, row = tl.arange(0, SPLITS)[:, None, None], position[None, :, None]
     channel = tl.arange(0, PADDED)[None, None, :]
     parts += split * part_stride + row.to(tl.int64) * row_stride + channel
@@ -88,7 +86,7 @@ def combine_kernel(
     mixed_parts, logsumexp_parts, num_splits, mixed, logsumexp, num_queries,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of one head: y and z of all keys, from those of the parts."""
+    """Combine y and z of the parts, for some queries of one head."""
     num_blocks = tl.cdiv(num_queries, ROWS)
     sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
     batch, head = sequence // HEADS, sequence % HEADS
@@ -120,7 +118,7 @@ def add_up_kernel(
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some positions of one head of query, key or value: its gradient, from those of the parts, contiguous."""
+    """Add up the parts' gradients, which are contiguous, for some positions of one head of query, key or value."""
     groups: tl.constexpr = HEADS // SHARED_BY
     head, block = tl.program_id(0) % (HEADS + 2 * groups), tl.program_id(0) // (HEADS + 2 * groups)
     num_blocks = tl.cdiv(tl.maximum(num_queries, num_keys), ROWS)

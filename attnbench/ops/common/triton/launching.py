@@ -1,10 +1,8 @@
-"""Launching our Triton kernels, and compiling them before that, side by side.
+"""Launch Triton kernels, and compile them in parallel before their first launch.
 
-Triton compiles a kernel when it is first launched, one after the other: for Gated DeltaNet's step that is seconds after
-the seconds that torch.compile takes. But long before, torch.compile asks each operator what it would return for tensors
-that have a shape and no memory; and so does `foresee` where nothing goes through torch.compile. Then the operator's
-kernels begin to compile, each in a thread, and are loaded onto the device: Triton holds Python's lock for a small part
-of its time.
+Triton compiles a kernel at its first launch, one after the other, which takes seconds for a step of Gated DeltaNet.
+Long before, torch.compile calls each operator with fake tensors, and so does `foresee` where torch.compile is not used.
+From then on threads compile and load the operator's kernels; Triton holds Python's lock for a small part of that time.
 """
 
 import os
@@ -31,16 +29,16 @@ from attnbench.settings.errors import UserError
 MAX_THREADS = 8
 
 _unfinished: set[Future[None]] = set()
-"""Compilations that have begun. A kernel that is being loaded cannot be launched."""
+"""Compilations that have begun; a kernel cannot be launched while it is loaded."""
 
 _foreseen: set[Any] = set()
 """Questions that `foresee` has been asked."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """kernel[grid](*arguments, **options); for tensors without memory it only begins to compile the kernel.
+    """Call kernel[grid](*arguments, **options), or with fake tensors only begin to compile the kernel.
 
-    One that cannot be compiled or loaded says so when it is launched, which tries again.
+    A kernel that cannot be compiled or loaded raises at its launch.
 
     Raises:
         UserError: a program of the kernel needs more shared memory than this device gives one.
@@ -64,19 +62,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def foresee(
     loss: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Tensor | None], name: str
 ) -> None:
-    """Trace a loss and its gradients for tensors without memory, so that all their kernels begin to compile at once.
+    """Trace a loss and its gradients with fake tensors, so that all their kernels begin to compile at once.
 
-    In a step that does not go through torch.compile each is compiled otherwise when it is first launched, one after the
-    other. Does nothing away from a card, or for the same shapes again.
+    For steps that torch.compile does not trace. Does nothing without CUDA, or for the same shapes again.
 
     Args:
-        name: says of the loss what shapes do not.
+        name: identifies the loss beyond its shapes.
     """
     question = name, *((x.shape, x.dtype) for x in (*parameters, *inputs) if x is not None)
     if question in _foreseen or not can_compile(tuple(parameters)):
         return
     _foreseen.add(question)
-    # What cannot be traced says so when it runs.
+    # A loss that cannot be traced raises when it runs.
     with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         value = loss(*(None if x is None else mode.from_tensor(x) for x in inputs))
         torch.autograd.grad(value.sum(), parameters, allow_unused=True)
@@ -84,20 +81,19 @@ def foresee(
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Number of the device's multiprocessors; on a CPU 0, so that nothing is ever split or run side by side there by
-    itself."""
+    """Return the device's number of multiprocessors; 0 on a CPU, where no work is split."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
 @cache
 def is_roomy(device: torch.device) -> bool:
-    """Return whether a program can have 227 KiB of shared memory, as on Hopper and on Blackwell's data-centre cards;
-    others have 99 or 163. A CPU has all there is."""
+    """Return whether a program can have 227 KiB of shared memory: on Hopper, Blackwell's data-centre GPUs (others have
+    99 or 163) and in the interpreter."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def _outline(argument: Any) -> Any:
-    """Return all of an argument that a kernel is compiled for, of a tensor its dtype."""
+    """Return the part of an argument that a kernel is compiled for: a tensor's dtype, or the value."""
     return argument.dtype if isinstance(argument, Tensor) else argument
 
 
@@ -105,7 +101,7 @@ def _outline(argument: Any) -> Any:
 def begin(
     kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
 ) -> Future[None]:
-    """Compile a kernel in the background, once for the same arguments; in place of tensors stand their dtypes."""
+    """Compile a kernel in a thread, once for equal arguments, which have dtypes in place of tensors."""
     future = _threads().submit(_compile, kernel, device, arguments, dict(options))
     _unfinished.add(future)
     future.add_done_callback(_unfinished.discard)
@@ -120,12 +116,10 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _by_folder(original: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
-    """Make Triton's loading of what it has built tell modules of one name apart, by the folders they are cached in.
+    """Name the launchers that Triton builds and loads after the folders that they are cached in.
 
-    Up to 3.6 it builds a launcher for every signature of a kernel, all with the name __triton_launcher. One that is
-    loaded again, for another kernel of that signature, comes from Python as the last object of the name, with this
-    file's functions put into it; and before one thread has taken its `launch`, another may have put in its own. Then a
-    kernel is launched as a different one: an error where they take unlike numbers of arguments, otherwise anything.
+    Up to 3.6 every launcher is a module __triton_launcher. Two threads that load different launchers at once may get
+    the same module object, and a kernel is then launched with another kernel's signature.
     """
 
     def load_by_folder(name: str, path: str) -> ModuleType:
@@ -135,31 +129,31 @@ def _by_folder(original: Callable[[str, str], ModuleType]) -> Callable[[str, str
 
 
 def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    # A thread begins on the first device, whatever the others are on.
+    # A new thread's current device is the first.
     with torch.cuda.device(device):
         named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options.items()}
         compiled = kernel.warmup(*arguments, grid=(1,), **named)
         try:
-            # Asked for, it is loaded, and what calls it is built by a C compiler: a quarter of a second each.
+            # Loads the kernel and builds its launcher with a C compiler, a quarter of a second.
             _ = compiled.run
         except Exception:
-            # Otherwise it would count as loaded, and a launch would find nothing in it.
+            # Otherwise the kernel would count as loaded.
             compiled._run = None
             raise
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register as `operator.register_fake` does, for an operator that launches its kernels by `launch`: asked what it
-    returns for tensors on CUDA, it also begins to compile them."""
+    """Register as `operator.register_fake` does. With fake tensors on CUDA the operator's kernels, launched by
+    `launch`, also begin to compile."""
 
     def register(outputs: Callable[..., Any]) -> Callable[..., Any]:
         asked = set()
 
         def fake(*inputs: Any) -> Any:
-            # It is asked the same for every layer, and by each part of the compiler.
+            # Every layer and every part of the compiler calls it with equal inputs.
             if can_compile(inputs) and (question := _question(inputs)) not in asked:
                 asked.add(question)
-                # What it cannot take it says when it runs, in its own words and not in the compiler's.
+                # Inputs that it refuses raise when it runs.
                 with suppress(Exception):
                     operator._init_fn(*inputs)
             return outputs(*inputs)
@@ -175,7 +169,7 @@ def _question(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def can_compile(inputs: tuple[Any, ...]) -> bool:
-    """Return whether they say all that kernels are compiled for: sizes in numbers, and a device that is here."""
+    """Return whether the inputs determine the kernels: on CUDA, with sizes that are numbers, not symbols."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     on_device = torch.cuda.is_available() and not interpreted() and all(x.device.type == "cuda" for x in tensors)
     sizes = [size for x in tensors for size in (*x.shape, *x.stride())]

@@ -1,4 +1,4 @@
-"""Matrix products in a kernel, as its interpreter can do them too."""
+"""Matrix products in kernels, for the GPU and for Triton's interpreter."""
 
 import torch
 import triton
@@ -11,14 +11,14 @@ WIDEN = tl.constexpr(interpreted())
 
 
 def float32_product() -> str:
-    """PRECISION of float32's products, as torch's own have it: three of TF32, which keep float32's digits, or, where
-    torch may use TF32, one."""
+    """Return the PRECISION of float32 products as torch has it: three TF32 products, which keep float32's digits, or
+    one where torch may use TF32."""
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """PRECISION of `product` in a kernel whose inputs have this dtype. What is float32 where they have fewer digits is
-    multiplied to TF32's, cut off; of float32 inputs TF32's factors are rounded."""
+    """Return the PRECISION of `product` in a kernel whose inputs have this dtype. In half precision, float32 factors
+    are cut off to TF32; of float32 inputs they are rounded."""
     if dtype != torch.float32:
         return "tf32"
     return "tf32x3" if float32_product() == "tf32x3" else "rounded tf32"
@@ -32,13 +32,13 @@ def _nearest(x):
 
 @triton.jit
 def product(left, right, PRECISION: tl.constexpr, sum=None):
-    """left @ right, plus `sum`, in float32; both have one dtype. PRECISION is what becomes of float32: "tf32x3",
+    """Return left @ right + sum in float32, for factors of one dtype; PRECISION of float32 factors is "tf32x3",
     "rounded tf32" or "tf32"."""
     if WIDEN:
         result = tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
     elif PRECISION == "rounded tf32":
-        # Tensor cores cut off the bits that TF32 lacks. Then all factors are too small, which no sum averages out: the
-        # gradients of mLSTM, differences at a norm, are off by 1.2e-2 of themselves, with rounded factors by 8e-4.
+        # Tensor cores cut off the bits that TF32 lacks, which biases all factors: gradients of mLSTM are off by 1.2e-2
+        # of themselves, with rounded factors by 8e-4.
         result = tl.dot(_nearest(left), _nearest(right), sum, input_precision="tf32")
     else:
         result = tl.dot(left, right, sum, input_precision=PRECISION)
@@ -47,11 +47,8 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
 
 @triton.jit
 def tall_product(left, right, PRECISION: tl.constexpr, sum=None):
-    """`product`, where `left` may have 64 rows and more of fewer columns: then in blocks of 32 rows.
-
-    By the rows alone Triton takes Hopper's instructions for a group of four warps, which it compiles wrongly for narrow
-    tiles.
-    """
+    """Compute `product` in blocks of 32 rows where `left` has at least 64 rows of fewer columns: there Triton would use
+    Hopper's instructions for four warps, which it compiles wrongly for narrow tiles."""
     rows: tl.constexpr = left.shape[0]
     inner: tl.constexpr = left.shape[1]
     if rows > 32 and inner < 64:

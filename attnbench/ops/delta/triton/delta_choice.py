@@ -25,11 +25,10 @@ LAUNCH: dict[str, dict[str, int]] = {
 channels, the most of them."""
 
 NARROW = 64
-"""A head with fewer key channels, or fewer value channels to a program, has shorter chunks (`positions_of_chunk`) and
-blocks of fewer values (`NARROW_VALUES`), and all its products are the small ones of a single warp. The others, Hopper's
-instructions for a group of four warps, which multiply 64 rows at once, Triton 3.6 compiles wrongly for narrow tiles: at
-16 and 32 key channels rows of W from 16 on come out wrong, and at 16 and 32 value channels gradients are read from
-beyond the shared memory."""
+"""Heads with fewer key channels, or fewer value channels to a program, have shorter chunks (`positions_of_chunk`) and
+blocks of fewer values (`NARROW_VALUES`), so that all products are a single warp's. Triton 3.6 compiles Hopper's
+products of four warps wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on are wrong, and at 16 and
+32 value channels gradients are read from beyond the shared memory."""
 
 NARROW_VALUES = 32
 
@@ -63,19 +62,14 @@ KiB of shared memory, not tuned."""
 
 
 def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> int:
-    """C: 32 for narrow heads, on four warps.
-
-    Chunks of 64 on two warps avoid the wrong instructions too, but run out of registers. In float32, whose factors of
-    three products take registers twice, so do chunks of 64 of heads of 64 channels: a thread of most kernels kept 1,000
-    to 3,000 bytes elsewhere.
-    """
+    """Return C: 32 for narrow heads, and in float32 up to 64 key channels, where chunks of 64 run out of registers."""
     is_narrow = min(key_width, value_width & -value_width) < NARROW
     return 32 if is_narrow or (dtype == torch.float32 and key_width <= 64) else 64
 
 
 def values_of_walk(channels: int, narrowest: int, num_values: int, device: torch.device) -> int:
-    """Return the value channels of a walk's block: `channels`, halved while that leaves no more walks than
-    multiprocessors, as of few heads walks are long and most multiprocessors would have none.
+    """Return the value channels of a walk's block: `channels`, halved while there are no more walks than
+    multiprocessors.
 
     Args:
         num_values: value channels of all sequences and heads.

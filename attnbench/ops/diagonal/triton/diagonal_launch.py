@@ -1,5 +1,4 @@
-"""Choice and launch of the kernels with a decay a key channel: the two forms over the same chunks, forward and
-backward."""
+"""Choice and launch of the kernels with a decay per key channel, forward and backward."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
@@ -28,7 +27,7 @@ LAUNCH: dict[str, dict[str, int]] = {
 }
 """Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of channels of
 the values or the keys, the most of them. Chunks of 64 take no fewer than 64 keys at once: narrower products Triton 3.6
-compiles wrongly (see `NARROW` in delta/choice.py)."""
+compiles wrongly (see `NARROW` in delta_choice.py)."""
 
 FLOAT32_KEYS = {"chunk": 64, "walk_forward": 64, "walk_backward": 64, "gradient": 32}
 """Most key channels with which a kernel of short chunks in float32 has registers enough in four warps; with more it has
@@ -40,7 +39,7 @@ forward and backward with it, 518 and 471 with 32, 758 and 559 with 64, on an H1
 
 
 def in_rows(x_BTHC: Tensor) -> Tensor:
-    """Return it as it is where the heads of a position lie side by side, and positions evenly, or else a copy."""
+    """Return x if the heads of a position are adjacent and positions evenly spaced, otherwise a copy."""
     batch_stride, row_stride, *of_heads = x_BTHC.stride()
     _, length, _, width = x_BTHC.shape
     lies_so = of_heads == [width, 1] and (x_BTHC.shape[0] == 1 or batch_stride == length * row_stride)
@@ -48,7 +47,7 @@ def in_rows(x_BTHC: Tensor) -> Tensor:
 
 
 class Prepared(NamedTuple):
-    """Tensors of every chunk that do not depend on the state; see chunk.py. D is empty where nothing is
+    """Tensors of every chunk that do not depend on the state, see diagonal_chunk.py; D is empty where nothing is
     erased."""
 
     sums: Tensor
@@ -86,8 +85,8 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiagonalRule:
-    """One call's inputs, and what follows from their shapes. All are contiguous, but for query, key and value, whose
-    rows of all heads may be parts of longer ones, as a projection leaves them (`in_rows`).
+    """One call's inputs and the sizes that follow from their shapes. All are contiguous, except that the rows of query,
+    key and value may be parts of a packed projection (`in_rows`).
 
     Args:
         reader: what is erased; None for nothing or, with `beta`, for beta times the key.

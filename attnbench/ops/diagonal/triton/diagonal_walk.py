@@ -1,7 +1,7 @@
 """State with a decay a key channel, carried by one program a head, which walks the chunks with it in registers. What a
 chunk's positions do to each other is there before (`chunk_kernel`).
 
-The state is transposed, as in delta/walk.py: rows are channels of the values, columns those of the keys, or
+The state is transposed, as in delta_walk.py: rows are channels of the values, columns those of the keys, or
 positions.
 """
 

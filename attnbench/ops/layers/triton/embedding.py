@@ -1,11 +1,9 @@
-"""Rows of an embedding, with a gradient that is summed in one order, so that two trainings are alike to the bit.
+"""Rows of an embedding, with a gradient that is summed in a fixed order, so that equal trainings give equal bits.
 
-Torch's compiler adds every position's gradient to its symbol's row by atomics, in the order in which they happen to
-arrive. Here the sum is a product with a matrix that has a one where position n holds symbol v, made in registers: exact
-products, and a sum whose order shape and tokens decide. Positions of which none holds one of a program's symbols are
-passed over: most of them, as symbols are in the order of code points and texts mostly written in the first hundred.
-With more than MAX_SYMBOLS symbols the positions are sorted by symbol first, as torch does uncompiled, an order as
-fixed; docs/kernels.md has the times of both.
+Torch's compiler adds gradients to the rows by atomics, in any order. Here the sum is a product with a matrix made in
+registers, 1 where position n holds symbol v. Blocks of positions without any of a program's symbols are skipped; these
+are most, as texts mostly use the first hundred symbols. With more than MAX_SYMBOLS symbols the positions are sorted by
+symbol, as torch does uncompiled, an order as fixed; docs/kernels.md has the times of both.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -18,19 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
 from attnbench.ops.common.triton.blocks import BLOCK, block_in_rows
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 from attnbench.ops.common.triton.products import product
 
 MAX_SYMBOLS = 2048
 
 MIN_ROWS = 1024
-"""Positions that a program sums at least."""
+"""Least number of positions that a program sums."""
 
 MAX_PART_NUMBERS = 1 << 24
-"""Numbers in all parts of the sum together. Not the device's size decides how many parts there are, which would let two
-devices add in different orders."""
+"""Numbers in all parts of the sum together. It does not depend on the device, so that devices add in one order."""
 
 SYMBOLS, COLUMNS = 128, 64
 """The block that a program sums."""
@@ -44,7 +41,7 @@ def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
     return _of_models(tokens_N[None], weight_VD[None], dtype)[0]
 
 
-@torch.library.custom_op("attnbench::embed", mutates_args=())
+@custom_op("embed", lambda tokens, weight, dtype: weight.new_empty(*tokens.shape, weight.shape[2], dtype=dtype))
 def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
     """`embed` of M models, each with its own positions and weight: (M, N, D)."""
     num_models, num_symbols, width = weight_MVD.shape
@@ -55,7 +52,12 @@ def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Ten
     return rows_MND
 
 
-@torch.library.custom_op("attnbench::embedding_gradient", mutates_args=())
+@custom_op(
+    "embedding_gradient",
+    lambda gradient, tokens, num_symbols: gradient.new_empty(
+        gradient.shape[0], num_symbols, gradient.shape[2], dtype=torch.float32
+    ),
+)
 def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
     """The sum of the rows of each symbol's positions, model by model, (M, V, D) in float32.
 
@@ -99,31 +101,9 @@ def _as_one(tokens_MN: Tensor, num_symbols: int) -> Tensor:
     return tokens_MN + num_symbols * torch.arange(len(tokens_MN), device=tokens_MN.device)[:, None]
 
 
-@register_fake(_of_models)
-def _(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight_MVD.new_empty(*tokens_MN.shape, weight_MVD.shape[2], dtype=dtype)
-
-
-@register_fake(embedding_gradient)
-def _(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
-    num_models, _, width = gradient_MND.shape
-    return gradient_MND.new_empty(num_models, num_symbols, width, dtype=torch.float32)
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
-    tokens_MN, weight_MVD, _ = inputs
-    ctx.save_for_backward(tokens_MN)
-    ctx.num_symbols, ctx.weight_dtype = weight_MVD.shape[1], weight_MVD.dtype
-
-
-def _gradient(ctx: Any, gradient_MND: Tensor) -> tuple[None, Tensor, None]:
-    (tokens_MN,) = ctx.saved_tensors
-    return None, embedding_gradient(gradient_MND, tokens_MN, ctx.num_symbols).to(ctx.weight_dtype), None
-
-
-_of_models.register_autograd(_gradient, setup_context=_save_for_gradient)
-join_the_batch(_of_models)
-join_the_batch(embedding_gradient)
+@gradient_of(_of_models, unsaved=(1,))
+def _gradient(ctx: Any, gradient_MND: Tensor) -> tuple[None, Tensor]:
+    return None, embedding_gradient(gradient_MND, *ctx.saved_tensors, ctx.shapes[0][1])
 
 
 @triton.jit

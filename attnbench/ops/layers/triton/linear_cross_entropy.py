@@ -1,8 +1,8 @@
-"""The projection to logits and the cross-entropy over them as one operator, in which no batch of logits ever stands.
+"""Projection to logits and cross-entropy as one operator that never holds all logits.
 
-A part of the rows at a time: its logits, in the compute dtype, stay in the cache while one kernel takes the loss from
-them in float32 and writes the gradient in their place, from which two products give the gradients of both factors.
-The backward pass only scales those. (Computing the gradient with the loss: as in Liger Kernel, Hsu et al., 2024.)
+For a part of the rows at a time, a kernel computes the loss from the logits in float32 and replaces them by their
+gradient, from which two products give the gradients of both factors. The backward pass only scales these (as in Liger
+Kernel, Hsu et al., 2024).
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 
 PART_BYTES = 2**25
 """Number of logits at once: they fit into the cache of a large GPU, and their products still fill it."""
@@ -46,7 +46,19 @@ def linear_cross_entropy(
     return total[0], of_x[0], of_weight[0]
 
 
-@torch.library.custom_op("attnbench::linear_cross_entropy", mutates_args=())
+def _empty_gradients(x_MND: Tensor, weight_MVD: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    num_models = x_MND.shape[0]
+    shapes = (x_MND.shape, weight_MVD.shape) if with_gradient else ((num_models, 0), (num_models, 0))
+    return x_MND.new_empty(shapes[0]), weight_MVD.new_empty(shapes[1], dtype=torch.float32)
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, targets: Any, label_weight: Any, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape[0], dtype=torch.float32), *_empty_gradients(x, weight, with_gradient)
+
+
+@custom_op("linear_cross_entropy", _outputs)
 def _of_models(
     x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,34 +116,11 @@ def _take_loss(
     return nats_MN
 
 
-def _empty_gradients(x_MND: Tensor, weight_MVD: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
-    num_models = x_MND.shape[0]
-    shapes = (x_MND.shape, weight_MVD.shape) if with_gradient else ((num_models, 0), (num_models, 0))
-    return x_MND.new_empty(shapes[0]), weight_MVD.new_empty(shapes[1], dtype=torch.float32)
-
-
-@register_fake(_of_models)
-def _(
-    x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    total = torch.empty(x_MND.shape[0], dtype=torch.float32, device=x_MND.device)
-    return total, *_empty_gradients(x_MND, weight_MVD, with_gradient)
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.weight_dtype = inputs[1].dtype
-    ctx.save_for_backward(*output[1:])
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _gradient(ctx: Any, total_gradient_M: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+@gradient_of(_of_models, unsaved=(0, 1, 2, 3), keeps=slice(1, None), constant=slice(1, None))
+def _gradient(ctx: Any, total_gradient_M: Tensor, *_: None) -> tuple[Tensor, Tensor]:
     of_x, of_weight = ctx.saved_tensors
     gradient_M11 = total_gradient_M[:, None, None]
-    return (of_x * gradient_M11).to(of_x.dtype), (of_weight * gradient_M11).to(ctx.weight_dtype), None, None, None
-
-
-_of_models.register_autograd(_gradient, setup_context=_save_for_gradient)
-join_the_batch(_of_models)
+    return of_x * gradient_M11, of_weight * gradient_M11
 
 
 @triton.jit

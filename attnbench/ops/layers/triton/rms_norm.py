@@ -1,8 +1,7 @@
-"""RMSNorm where torch's compiler fuses nothing: forward and gradient in a pass over the memory each.
+"""RMSNorm for uncompiled steps: forward and gradient in one pass over the memory each.
 
-Torch's own gradient of the weight takes ten times as long as these bytes: a fifth of an uncompiled step of recall's
-models (float32, 65,536 positions of 64 channels, H100). Compiled steps keep torch's, which is fused with what surrounds
-it.
+Torch's gradient of the weight takes ten times as long, a fifth of an uncompiled step of recall's models (float32,
+65,536 positions of 64 channels, H100). Compiled steps use torch's RMSNorm, which is fused with its surroundings.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -15,18 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 
 NUMBERS = 2048
-"""A program holds as many whole rows as fit into so many numbers, one at least."""
+"""A program holds as many whole rows as fit into this many numbers, at least one."""
 
 MAX_PARTS = 1024
-"""Parts of a model's rows, of each of which a program sums the weight's gradient. Not the device's size decides how
-many there are, which would let two devices add in different orders."""
+"""Most parts of a model's rows; a program sums the weight's gradient over each. It does not depend on the device, so
+that devices add in one order."""
 
 
-@torch.library.custom_op("attnbench::rms_norm", mutates_args=())
+@custom_op("rms_norm", lambda x, weight, eps: x.new_empty(x.shape))
 def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
     """weight × x / sqrt(mean(x²) + eps) of each row, computed in float32: (N, D), in the dtype given.
 
@@ -42,7 +41,10 @@ def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
     return y_ND
 
 
-@torch.library.custom_op("attnbench::rms_norm_backward", mutates_args=())
+@custom_op(
+    "rms_norm_backward",
+    lambda gradient, x, weight, eps: (x.new_empty(x.shape), weight.new_empty(weight.shape, dtype=torch.float32)),
+)
 def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Gradients of x, (N, D), and of the weights, (R, D) in float32: with n = x r, r = 1 / sqrt(mean(x²) + eps) and
     g = dL/dy, row by row
@@ -74,33 +76,9 @@ def _block(x_ND: Tensor) -> dict[str, Any]:
     return {"ROWS": max(1, NUMBERS // columns), "COLUMNS": columns, "num_warps": min(16, max(4, columns // 512))}
 
 
-@register_fake(rms_norm)
-def _(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
-    return torch.empty_like(x_ND, memory_format=torch.contiguous_format)
-
-
-@register_fake(rms_norm_backward)
-def _(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    of_x = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
-    return of_x, weight_RD.new_empty(weight_RD.shape, dtype=torch.float32)
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-    *tensors, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradient(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, Tensor, None]:
-    x_ND, weight_RD = ctx.saved_tensors
-    of_x, of_weight = rms_norm_backward(gradient_ND, x_ND, weight_RD, ctx.eps)
-    return of_x, of_weight.to(weight_RD.dtype), None
-
-
-rms_norm.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-join_the_batch(rms_norm)
-join_the_batch(rms_norm_backward)
+@gradient_of(rms_norm)
+def _gradient(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, Tensor]:
+    return rms_norm_backward(gradient_ND, *ctx.saved_tensors, *ctx.settings)
 
 
 @triton.jit

@@ -1,10 +1,8 @@
-"""Rotary positions on what one projection made, [query | key | value]: split, rotated, and put together again, or
-rotated as it stands.
+"""Rotary positions on a packed projection, [query | key | value]: split and rotated, joined again, or rotated in place.
 
     channels (2i, 2i + 1) of position t, turned by the angle t × theta^(-2i/K)                   (Su et al., 2021)
 
-One pass over the memory each way. The backward pass turns the gradients back while it joins them, which torch's
-compiler, left to itself, does at a quarter of the memory's speed.
+One pass over the memory each way. Torch's compiler joins and turns the gradients at a quarter of the memory's speed.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -17,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 
 BLOCK = 32
 """Positions of a program."""
@@ -137,7 +135,12 @@ def by_heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tenso
     return query, key, value
 
 
-@torch.library.custom_op("attnbench::split_rotated", mutates_args=())
+def _parts(packed_BTC: Tensor, rotation_2TK: Any, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = by_heads(packed_BTC, num_heads, num_groups)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+@custom_op("split_rotated", _parts, shared={1})
 def split_rotated(
     packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,46 +151,36 @@ def split_rotated(
         rotation_2TK: cosines and sines, float32, as ops/layers/rotary.py gives them.
     """
     whole_BTHK = packed_BTC.contiguous().unflatten(2, (num_heads + 2 * num_groups, -1))
-    query, key, value = (x.new_empty(x.shape) for x in by_heads(packed_BTC, num_heads, num_groups))
-    _copy(whole_BTHK, (query, key, value), rotation_2TK)
-    return query, key, value
+    parts = _parts(packed_BTC, rotation_2TK, num_heads, num_groups)
+    _copy(whole_BTHK, parts, rotation_2TK)
+    return parts
 
 
-@register_fake(split_rotated)
-def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = by_heads(packed_BTC, num_heads, num_groups)
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-
-
-@torch.library.custom_op("attnbench::join_turned_back", mutates_args=())
-def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
-    """The gradient of `split_rotated`'s packed tensor, given those of its results, which may be views."""
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK))
-    (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
-    whole_BTHK = query_BTHK.new_empty(B, T, H + 2 * G, K)
-    _copy(whole_BTHK, (query, key, value), rotation_2TK, joins=True)
-    return whole_BTHK.flatten(2)
-
-
-@register_fake(join_turned_back)
-def _(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
+def _whole(query_BTHK: Tensor, key_BTGK: Tensor, *_: Any) -> Tensor:
     (B, T, H, K), G = query_BTHK.shape, key_BTGK.shape[2]
     return query_BTHK.new_empty(B, T, (H + 2 * G) * K)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[1])
+@custom_op("join_turned_back", _whole, shared={3})
+def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
+    """The gradient of `split_rotated`'s packed tensor, given those of its results, which may be views."""
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK))
+    whole_BTC = _whole(query, key)
+    _copy(whole_BTC.unflatten(2, (-1, query.shape[3])), (query, key, value), rotation_2TK, joins=True)
+    return whole_BTC
 
 
-def _gradient(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value = gradients
-    return join_turned_back(query, key, value, *ctx.saved_tensors), None, None, None
+@gradient_of(split_rotated, unsaved=(0,))
+def _gradient(ctx: Any, *gradients: Tensor | None) -> Tensor:
+    (B, T, C), (num_heads, num_groups) = ctx.shapes[0], ctx.settings
+    heads, width = (num_heads, num_groups, num_groups), C // (num_heads + 2 * num_groups)
+    given = next(x for x in gradients if x is not None)
+    pairs = zip(gradients, heads, strict=True)
+    parts = (given.new_zeros(B, T, number, width) if x is None else x for x, number in pairs)
+    return join_turned_back(*parts, *ctx.saved_tensors)
 
 
-split_rotated.register_autograd(_gradient, setup_context=_save)
-
-
-@torch.library.custom_op("attnbench::turn_packed", mutates_args=())
+@custom_op("turn_packed", lambda packed, *_: packed.new_empty(packed.shape), shared={1})
 def turn_packed(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
     """A copy whose first `num_heads` heads are rotated, or turned back; the channels after them as they are.
 
@@ -204,23 +197,7 @@ def turn_packed(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: 
     return copy_BTC
 
 
-@register_fake(turn_packed)
-def _(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
-    return packed_BTC.new_empty(packed_BTC.shape)
-
-
-def _save_turned(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, rotation_2TK, ctx.num_heads, ctx.back = inputs
-    ctx.save_for_backward(rotation_2TK)
-
-
-def _gradient_turned(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return turn_packed(gradient, *ctx.saved_tensors, ctx.num_heads, not ctx.back), None, None, None
-
-
-turn_packed.register_autograd(_gradient_turned, setup_context=_save_turned)
-
-
-join_the_batch(split_rotated, shared={1})
-join_the_batch(join_turned_back, shared={3})
-join_the_batch(turn_packed, shared={1})
+@gradient_of(turn_packed, unsaved=(0,))
+def _gradient_turned(ctx: Any, gradient: Tensor) -> Tensor:
+    num_heads, back = ctx.settings
+    return turn_packed(gradient, *ctx.saved_tensors, num_heads, not back)

@@ -1,7 +1,7 @@
-"""The depthwise causal convolution, and SiLU after it, in one pass over the memory each way.
+"""Depthwise causal convolution, with SiLU after it, in one pass over the memory each way.
 
-A program walks a segment of positions of one sequence and keeps the rows that a window needs in registers: every input
-is read once, every output written once, and SiLU's gradient finds its argument again without having stored it.
+A program walks a segment of one sequence and keeps the rows of a window in registers. The backward pass computes SiLU's
+argument again.
 """
 
 # Triton's language knows no unpacking into a tuple, and its kernels are no functions to a type checker.
@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 
 SIZES = range(2, 9)
-"""Taps of the convolutions that there are kernels for."""
+"""Taps that the kernels take."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -30,7 +30,7 @@ UNSPECIALIZED = ("length", "batch_of_group")
 
 
 class Blocks(NamedTuple):
-    """Cut of the work. Changes the speed, not the result beyond the order of the weight gradient's sum.
+    """Launch of the kernels; changes the result only by the order of the weight gradient's sum.
 
     Args:
         channels: side by side in a program.
@@ -63,18 +63,17 @@ def short_convolution(
     return convolve(x_BTC, weight_CW[None], history_BWC, silu)
 
 
-@torch.library.custom_op("attnbench::short_convolution", mutates_args=())
+# The weights' groups are their first axis, which so grows with the batch.
+@custom_op("short_convolution", lambda x, *_: x.new_empty(x.shape))
 def convolve(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool) -> Tensor:
     """Convolve as above for G models side by side: the batch is cut into G equal runs, each with weights of its own."""
     return launch_forward(x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
-@register_fake(convolve)
-def _(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool) -> Tensor:
-    return x_BTC.new_empty(x_BTC.shape)
-
-
-@torch.library.custom_op("attnbench::short_convolution_backward", mutates_args=())
+@custom_op(
+    "short_convolution_backward",
+    lambda gradient, x, weight, *_: (x.new_empty(x.shape), weight.new_empty(weight.mT.shape, dtype=torch.float32)),
+)
 def convolve_backward(
     gradient_BTC: Tensor, x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -82,32 +81,12 @@ def convolve_backward(
     return launch_backward(gradient_BTC, x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
-@register_fake(convolve_backward)
-def _(
-    gradient_BTC: Tensor, x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor]:
-    groups, channels, size = weight_GCW.shape
-    return x_BTC.new_empty(x_BTC.shape), x_BTC.new_empty((groups, size, channels), dtype=torch.float32)
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.silu = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor | None, ...]:
+@gradient_of(convolve)
+def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor, Tensor]:
     if ctx.needs_input_grad[2]:
         raise NotImplementedError("short_convolution has no gradient for its history")
-    x_BTC, weight_GCW, history_BWC = ctx.saved_tensors
-    of_x, of_weight_GWC = convolve_backward(gradient_BTC, x_BTC, weight_GCW, history_BWC, ctx.silu)
-    return of_x, of_weight_GWC.mT.to(weight_GCW.dtype), None, None
-
-
-convolve.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-# The weights' groups are its first axis, which so grows with the batch.
-join_the_batch(convolve)
+    of_x, of_weight_GWC = convolve_backward(gradient_BTC, *ctx.saved_tensors, *ctx.settings)
+    return of_x, of_weight_GWC.mT
 
 
 def launch_forward(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks) -> Tensor:

@@ -1,7 +1,7 @@
-"""silu(gate) × up, the gate of a SwiGLU, from one tensor that holds both, and its gradient as one tensor.
+"""silu(gate) × up of a SwiGLU, from one tensor that holds both, and its gradient as one tensor.
 
-With both in one tensor their projections are one matrix product, forward and backward. Torch's compiler, left to
-itself, then spends a pass over the memory on putting the two gradients side by side.
+Their projections are then one matrix product, forward and backward; torch's compiler would spend a pass over the memory
+on joining the two gradients.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
 from attnbench.ops.common.triton.blocks import BLOCK, block_in_rows
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 
 
-@torch.library.custom_op("attnbench::swiglu", mutates_args=())
+@custom_op("swiglu", lambda packed: packed.new_empty(packed.shape[0], packed.shape[1] // 2))
 def swiglu(packed_NF: Tensor) -> Tensor:
     """silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F), in the dtype given."""
     num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
@@ -29,7 +29,7 @@ def swiglu(packed_NF: Tensor) -> Tensor:
     return mixed_NF
 
 
-@torch.library.custom_op("attnbench::swiglu_backward", mutates_args=())
+@custom_op("swiglu_backward", lambda gradient, packed: packed.new_empty(packed.shape))
 def swiglu_backward(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
     """The gradient of `packed_NF`, (N, 2 F)."""
     num_rows, width = gradient_NF.shape
@@ -39,29 +39,9 @@ def swiglu_backward(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
     return packed_gradient
 
 
-@register_fake(swiglu)
-def _(packed_NF: Tensor) -> Tensor:
-    return packed_NF.new_empty(packed_NF.shape[0], packed_NF.shape[1] // 2)
-
-
-@register_fake(swiglu_backward)
-def _(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
-    return torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
+@gradient_of(swiglu)
 def _gradient(ctx: Any, gradient_NF: Tensor) -> Tensor:
     return swiglu_backward(gradient_NF, *ctx.saved_tensors)
-
-
-swiglu.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-join_the_batch(swiglu)
-join_the_batch(swiglu_backward)
 
 
 @triton.jit

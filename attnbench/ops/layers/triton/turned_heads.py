@@ -1,11 +1,9 @@
-"""A query and a key that all heads share, made into those of each head as Mamba-3 has them, in a pass over the memory
-each way, from where the projection left them: normed over their channels, shifted by a bias of the head, and turned by
-an angle of position, head and channel pair.
+"""Query and key of every head from a shared query and key, as in Mamba-3, in one pass over the memory each way: normed
+over their channels, shifted by a bias per head, and turned by an angle per position, head and channel pair.
 
     s_h = gain x / sqrt(mean(x²) + eps) + bias_h,   channels (2a, 2a + 1) of y_h: those of s_h, turned by angle_h,a
 
-Pairs after the last angle are not turned. Left to single operations, every head's query and key go through the memory
-several times.
+Pairs after the last angle are not turned.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -18,16 +16,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 from attnbench.ops.layers.triton.rms_norm import unit_rows
 from attnbench.ops.layers.triton.rotary_kernels import padded_width
 
 ROWS = 16
-"""Positions that a program walks: so few that there are enough programs, and so many that their sums are few."""
+"""Positions that a program walks."""
 
 
-@torch.library.custom_op("attnbench::turned_heads", mutates_args=())
+def _heads(packed_BTC: Tensor, gain: Tensor, bias_R2HK: Tensor, *_: Any) -> Tensor:
+    num_heads, width = bias_R2HK.shape[2:]
+    return packed_BTC.new_empty(*packed_BTC.shape[:2], packed_BTC.shape[2] + 2 * (num_heads - 1) * width)
+
+
+def _gradients(gradient: Tensor, packed: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return packed.new_empty(packed.shape), *(x.new_empty(x.shape, dtype=torch.float32) for x in inputs[:3])
+
+
+@custom_op("turned_heads", _heads)
 def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor, eps: float) -> Tensor:
     """Query and key of every head, and value, side by side as `scalar_decay` reads them: (B, T, HK + HK + HV), in the
     dtype given, computed in float32.
@@ -39,7 +46,7 @@ def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_
         angle_BTHA: float32, of the first A of K / 2 pairs of channels, query's and key's alike.
     """
     packed_BTC = packed_BTC.contiguous()
-    heads_BTC = _new_heads(packed_BTC, bias_R2HK)
+    heads_BTC = _heads(packed_BTC, gain_R2K, bias_R2HK)
     inputs = packed_BTC, gain_R2K.contiguous(), bias_R2HK.contiguous(), angle_BTHA.contiguous()
     num_rows, grid, options = _launch(packed_BTC, bias_R2HK, angle_BTHA)
     with torch.cuda.device_of(packed_BTC):
@@ -47,7 +54,7 @@ def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_
     return heads_BTC
 
 
-@torch.library.custom_op("attnbench::turned_heads_backward", mutates_args=())
+@custom_op("turned_heads_backward", _gradients)
 def turned_heads_backward(
     gradient_BTC: Tensor, packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,40 +92,9 @@ def _launch(packed_BTC: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor) -> tuple[
     return num_rows, (-(-num_rows // ROWS), num_models), sizes | {"num_warps": num_warps}
 
 
-def _new_heads(packed_BTC: Tensor, bias_R2HK: Tensor) -> Tensor:
-    num_heads, width = bias_R2HK.shape[2:]
-    return packed_BTC.new_empty(*packed_BTC.shape[:2], packed_BTC.shape[2] + 2 * (num_heads - 1) * width)
-
-
-@register_fake(turned_heads)
-def _(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor, eps: float) -> Tensor:
-    return _new_heads(packed_BTC, bias_R2HK)
-
-
-@register_fake(turned_heads_backward)
-def _(
-    gradient_BTC: Tensor, packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_gain, of_bias, of_angle = (x.new_empty(x.shape, dtype=torch.float32) for x in (gain_R2K, bias_R2HK, angle_BTHA))
-    return packed_BTC.new_empty(packed_BTC.shape), of_gain, of_bias, of_angle
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    results = turned_heads_backward(gradient_BTC, *tensors, ctx.eps)
-    return (*(result.to(x.dtype) for result, x in zip(results, tensors, strict=True)), None)
-
-
-turned_heads.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-join_the_batch(turned_heads)
-join_the_batch(turned_heads_backward)
+@gradient_of(turned_heads)
+def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor, ...]:
+    return turned_heads_backward(gradient_BTC, *ctx.saved_tensors, *ctx.settings)
 
 
 @triton.jit

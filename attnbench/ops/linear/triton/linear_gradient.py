@@ -1,4 +1,4 @@
-"""Gradients of linear attention's kernels: walks over the same segments, see attention.py."""
+"""Gradients of linear attention's kernels: walks over the same segments, see linear_op.py."""
 
 # The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

@@ -1,4 +1,4 @@
-"""Linear attention's forward kernels: a program walks a segment of one head of a sequence, see attention.py."""
+"""Linear attention's forward kernels: a program walks a segment of one head of a sequence, see linear_op.py."""
 
 # The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

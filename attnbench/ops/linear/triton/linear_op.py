@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import launch, register_fake
+from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
+from attnbench.ops.common.triton.launching import launch
 from attnbench.ops.common.triton.products import product_precision
 from attnbench.ops.linear.triton.linear_gradient import (
     linear_key_value_gradient_kernel,
@@ -66,7 +66,30 @@ def linear_attention(
     return y_BTHV, memory_BHNKV[:, :, -1], normaliser_BHNK[:, :, -1]
 
 
-@torch.library.custom_op("attnbench::linear_attention", mutates_args=())
+def segment_positions(batch: int, length: int, num_heads: int) -> int:
+    """Positions a program walks: all of a sequence, or, where the heads of a batch are too few to fill a GPU, so many
+    that there are about 512 programs, but 256 at least, as every segment costs a state that is written and read."""
+    wanted = max(1, 512 // (batch * num_heads))
+    return length if batch * num_heads >= 256 else max(256, 64 * math.ceil(length / wanted / 64))
+
+
+def _outputs(mixed_BTC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, length, channels = mixed_BTC.shape
+    width = channels // (3 * num_heads)
+    states = (batch, num_heads, math.ceil(length / segment_positions(batch, length, num_heads)), width)
+    return (
+        mixed_BTC.new_empty((batch, length, num_heads, width)),
+        mixed_BTC.new_empty((batch, num_heads, length), dtype=torch.float32),
+        mixed_BTC.new_empty((*states, width), dtype=torch.float32),
+        mixed_BTC.new_empty(states, dtype=torch.float32),
+    )
+
+
+@custom_op(
+    "linear_attention",
+    lambda mixed, memory, normaliser, rotation, num_heads, *_: _outputs(mixed, num_heads),
+    shared=(3,),
+)
 def mix(
     mixed_BTC: Tensor,
     memory_BHKV: Tensor | None,
@@ -107,20 +130,11 @@ def mix(
     return y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK
 
 
-@register_fake(mix)
-def _(
-    mixed_BTC: Tensor,
-    memory_BHKV: Tensor | None,
-    normaliser_BHK: Tensor | None,
-    rotation_2TK: Tensor | None,
-    num_heads: int,
-    feature_map: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(mixed_BTC, num_heads)
-
-
-@torch.library.custom_op("attnbench::linear_attention_backward", mutates_args=())
+@custom_op(
+    "linear_attention_backward",
+    lambda gradient, mixed, *_: mixed.new_empty(mixed.shape),
+    shared=(4,),
+)
 def mix_backward(
     gradient_BTHV: Tensor,
     mixed_BTC: Tensor,
@@ -164,43 +178,12 @@ def mix_backward(
     return of_mixed
 
 
-@register_fake(mix_backward)
-def _(
-    gradient_BTHV: Tensor,
-    mixed_BTC: Tensor,
-    memory_BHKV: Tensor | None,
-    normaliser_BHK: Tensor | None,
-    rotation_2TK: Tensor | None,
-    y_BTHV: Tensor,
-    divisor_BHT: Tensor,
-    memory_BHNKV: Tensor,
-    normaliser_BHNK: Tensor,
-    num_heads: int,
-    feature_map: str,
-) -> Tensor:
-    return mixed_BTC.new_empty(mixed_BTC.shape)
-
-
-def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.num_heads, ctx.feature_map, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
-    # What no gradient comes for stays None instead of zeros as large as the states.
-    ctx.set_materialize_grads(False)
-
-
-def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> tuple[Tensor | None, ...]:
+@gradient_of(mix, keeps=slice(None))
+def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> Tensor:
     if any(ctx.needs_input_grad[1:4]) or any(gradient is not None for gradient in of_states):
         raise NotImplementedError("linear_attention has no gradient through its states or its rotation")
-    if of_y is None:
-        return (None,) * 7
-    return mix_backward(of_y, *ctx.saved_tensors, ctx.num_heads, ctx.feature_map), *(None,) * 6
-
-
-mix.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-join_the_batch(mix, shared=(3,))
-join_the_batch(mix_backward, shared=(4,))
+    num_heads, feature_map, _ = ctx.settings
+    return mix_backward(of_y, *ctx.saved_tensors, num_heads, feature_map)
 
 
 def forward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
@@ -226,25 +209,6 @@ def _sizes(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> tuple[int, in
     is_wide = width > (64 if is_half else 32)
     positions = 64 if is_half else 16 if is_rotated and is_wide else 32
     return width, 16 if mixed_BTC.shape[1] <= 16 else positions, 8 if is_wide else 4
-
-
-def segment_positions(batch: int, length: int, num_heads: int) -> int:
-    """Positions a program walks: all of a sequence, or, where the heads of a batch are too few to fill a GPU, so many
-    that there are about 512 programs, but 256 at least, as every segment costs a state that is written and read."""
-    wanted = max(1, 512 // (batch * num_heads))
-    return length if batch * num_heads >= 256 else max(256, 64 * math.ceil(length / wanted / 64))
-
-
-def _outputs(mixed_BTC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, length, channels = mixed_BTC.shape
-    width = channels // (3 * num_heads)
-    states = (batch, num_heads, math.ceil(length / segment_positions(batch, length, num_heads)), width)
-    return (
-        mixed_BTC.new_empty((batch, length, num_heads, width)),
-        mixed_BTC.new_empty((batch, num_heads, length), dtype=torch.float32),
-        mixed_BTC.new_empty((*states, width), dtype=torch.float32),
-        mixed_BTC.new_empty(states, dtype=torch.float32),
-    )
 
 
 def _arguments(

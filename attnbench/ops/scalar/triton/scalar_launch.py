@@ -72,7 +72,7 @@ class ScalarDecay:
     @property
     def chunk(self) -> int:
         """Positions of a chunk. All products of a short one are those of a single warp, which narrow heads need (see
-        NARROW in delta/choice.py) and wide ones in float32 for the shared memory."""
+        NARROW in delta_choice.py) and wide ones in float32 for the shared memory."""
         return 64 if self.mixed.dtype == torch.bfloat16 and self.key_width > 32 and self.value_width > 32 else 32
 
     @property

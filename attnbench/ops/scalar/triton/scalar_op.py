@@ -1,25 +1,18 @@
 """Linear attention with one decay a head as one operator on what a projection gives, with its gradient. Its definition
-is `scalar_step` in ops/scalar/scalar_decay.py; chunk by chunk it is written out in kernels.py.
+is `scalar_step` in ops/scalar/scalar_decay.py; chunk by chunk it is written out in scalar_kernels.py.
 
-Forward, a program walks a segment of a head chunk by chunk and keeps the state before each; backward, one does so from
-the last chunk for the states' gradients, and another kernel takes all gradients of all chunks at once. Where there are
-heads enough to fill a GPU, the segment is the whole sequence. Otherwise it is cut into several: each is walked alone
-first, for its state, these are carried from segment to segment, and then all walk at once from what they begin with.
-
-In units of what a query, a key or a value takes, with as many channels each and as many of them as positions a chunk,
-forward reads 3 and writes 2, with segments reads 2 more; backward reads 2 and 6, writes 1 and 3, with segments reads 2
-more. That is 17 units or 21 where 11 is the least, each input read and each output and gradient written once.
+Forward, a program walks a segment of a head chunk by chunk and keeps the state before each. Backward, a program walks
+from the last chunk for the states' gradients, and a kernel computes all other gradients of all chunks at once. With
+enough heads to fill a GPU a segment is a whole sequence. Otherwise each segment is walked for its state first, a kernel
+carries the states from segment to segment, and all segments are walked again from their first states.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.ops.common.triton.batching import join_the_batch
-from attnbench.ops.common.triton.launching import register_fake
+from attnbench.ops.common.triton.custom_ops import contiguous, custom_op, gradient_of, without_empty
 from attnbench.ops.scalar.triton.scalar_launch import ScalarDecay, backward, forward
 from attnbench.settings.errors import UserError
 
@@ -73,64 +66,8 @@ def scalar_decay(
     return y_BTHV, last_BHVK.mT if keep_memory else None
 
 
-@torch.library.custom_op("attnbench::scalar_decay_forward", mutates_args=())
-def scalar_decay_forward(
-    mixed_BTC: Tensor,
-    log_decay_BTH: Tensor,
-    write_BTH: Tensor | None,
-    own_BTH: Tensor | None,
-    memory_BHVK: Tensor | None,
-    num_groups: int,
-    key_width: int,
-    scale: float,
-    keep_memory: bool,
-    keep_states: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the last memory, transposed, and the states before every chunk of every sequence and head. What is not kept is
-    empty."""
-    rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
-    outputs = y_BTHV, last, states = _forward_outputs(rule, keep_memory, keep_states)
-    forward(rule, _contiguous(memory_BHVK), y_BTHV, last if keep_memory else None, states if keep_states else None)
-    return outputs
-
-
-@torch.library.custom_op("attnbench::scalar_decay_backward", mutates_args=())
-def scalar_decay_backward(
-    mixed_BTC: Tensor,
-    log_decay_BTH: Tensor,
-    write_BTH: Tensor | None,
-    own_BTH: Tensor | None,
-    states: Tensor,
-    gradient_BTHV: Tensor,
-    last_gradient_BHVK: Tensor | None,
-    num_groups: int,
-    key_width: int,
-    scale: float,
-    of_decay: bool,
-    of_memory: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of mixed, of log decay, of both weights and of the first memory, transposed; empty are those of
-    weights that are None, and without `of_decay` and `of_memory` those of the log decay and the memory."""
-    rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
-    outputs = _backward_outputs(rule, of_decay, of_memory)
-    *of_inputs, of_first = _without_empty(outputs)
-    backward(
-        rule, states, gradient_BTHV.contiguous(), _contiguous(last_gradient_BHVK), of_first, tuple(of_inputs)
-    )  # fmt: skip
-    return outputs
-
-
-def _without_empty(tensors: Iterable[Tensor]) -> list[Tensor | None]:
-    """None in place of what is empty, as nobody wants it."""
-    return [x if x.numel() else None for x in tensors]
-
-
 def _rule(mixed: Tensor, log_decay: Tensor, write: Tensor | None, own: Tensor | None, *shape: Any) -> ScalarDecay:
-    return ScalarDecay(mixed.contiguous(), log_decay.contiguous(), _contiguous(write), _contiguous(own), *shape)
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
+    return ScalarDecay(mixed.contiguous(), log_decay.contiguous(), contiguous(write), contiguous(own), *shape)
 
 
 def _forward_outputs(rule: ScalarDecay, keep_memory: bool, keep_states: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,61 +90,75 @@ def _backward_outputs(
     return rule.mixed.new_empty(rule.mixed.shape), of_decays, of_write, of_own, of_first
 
 
-@register_fake(scalar_decay_forward)
-def _(mixed: Tensor, log_decay: Tensor, write: Tensor | None, own: Tensor | None, memory: Tensor | None,
-      num_groups: int, key_width: int, scale: float, keep_memory: bool,
-      keep_states: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rule = ScalarDecay(mixed, log_decay, write, own, num_groups, key_width, scale)
-    return _forward_outputs(rule, keep_memory, keep_states)
+@custom_op(
+    "scalar_decay_forward",
+    lambda mixed, log_decay, write, own, memory, groups, keys, scale, *kept: _forward_outputs(
+        ScalarDecay(mixed, log_decay, write, own, groups, keys, scale), *kept
+    ),
+    # As the recurrence does it: 2KV a position and head for each of the outer product and S^T q.
+    flops=lambda mixed, log_decay, write, own, memory, groups, keys, *_: (
+        4 * mixed[0] * mixed[1] * keys * (mixed[2] - 2 * groups * keys)
+    ),
+)
+def scalar_decay_forward(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor | None,
+    own_BTH: Tensor | None,
+    memory_BHVK: Tensor | None,
+    num_groups: int,
+    key_width: int,
+    scale: float,
+    keep_memory: bool,
+    keep_states: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the last memory, transposed, and the states before every chunk of every sequence and head. What is not kept is
+    empty."""
+    rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
+    outputs = y_BTHV, last, states = _forward_outputs(rule, keep_memory, keep_states)
+    forward(rule, contiguous(memory_BHVK), y_BTHV, last if keep_memory else None, states if keep_states else None)
+    return outputs
 
 
-@register_fake(scalar_decay_backward)
-def _(mixed: Tensor, log_decay: Tensor, write: Tensor | None, own: Tensor | None, states: Tensor, gradient: Tensor,
-      last_gradient: Tensor | None, num_groups: int, key_width: int, scale: float, of_decay: bool,
-      of_memory: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    rule = ScalarDecay(mixed, log_decay, write, own, num_groups, key_width, scale)
-    return _backward_outputs(rule, of_decay, of_memory)
+@custom_op(
+    "scalar_decay_backward",
+    lambda mixed, log_decay, write, own, states, of_y, of_last, groups, keys, scale, *wanted: _backward_outputs(
+        ScalarDecay(mixed, log_decay, write, own, groups, keys, scale), *wanted
+    ),
+    flops=lambda mixed, log_decay, write, own, states, of_y, *_: 8 * of_y[0] * of_y[1] * of_y[2] * of_y[3] * states[-1],
+)
+def scalar_decay_backward(
+    mixed_BTC: Tensor,
+    log_decay_BTH: Tensor,
+    write_BTH: Tensor | None,
+    own_BTH: Tensor | None,
+    states: Tensor,
+    gradient_BTHV: Tensor,
+    last_gradient_BHVK: Tensor | None,
+    num_groups: int,
+    key_width: int,
+    scale: float,
+    of_decay: bool,
+    of_memory: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of mixed, of log decay, of both weights and of the first memory, transposed. Those of weights
+    that are None are empty, and without `of_decay` and `of_memory` those of the log decay and the memory."""
+    rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
+    outputs = _backward_outputs(rule, of_decay, of_memory)
+    *of_inputs, of_first = without_empty(*outputs)
+    ends = contiguous(last_gradient_BHVK), of_first
+    backward(rule, states, gradient_BTHV.contiguous(), *ends, tuple(of_inputs))
+    return outputs
 
 
-def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    mixed, log_decay, write, own, memory, *ctx.shape, ctx.kept_memory, _ = inputs
-    ctx.of_memory = memory is not None
-    # Zeros for the gradients of what nobody read would cost as much as much of the rest.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(mixed, log_decay, write, own, output[2])
-
-
+@gradient_of(scalar_decay_forward, unsaved=(4,), keeps=slice(2, 3))
 def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    mixed, log_decay, write, own, states = ctx.saved_tensors
+    saved = mixed, log_decay, *_, states = ctx.saved_tensors
+    *shape, keep_memory, _ = ctx.settings
     if gradient is None:
         gradient = mixed.new_zeros(*log_decay.shape, states.shape[-2])
-    # Of decays that nothing learns, as a retention's, nothing is summed up.
-    of_decay = ctx.needs_input_grad[1]
-    gradients = scalar_decay_backward(
-        mixed, log_decay, write, own, states, gradient, last_gradient if ctx.kept_memory else None,
-        *ctx.shape, of_decay, ctx.of_memory,
-    )  # fmt: skip
-    return *_without_empty(gradients), *(None,) * 5
-
-
-scalar_decay_forward.register_autograd(_gradient, setup_context=_save_for_gradient)
-
-
-join_the_batch(scalar_decay_forward)
-join_the_batch(scalar_decay_backward)
-
-
-@register_flop_formula(torch.ops.attnbench.scalar_decay_forward)
-def _(mixed_shape: Any, log_decay_shape: Any, write_shape: Any, own_shape: Any, memory_shape: Any, num_groups: int,
-      key_width: int, *_: Any, **__: Any) -> int:  # fmt: skip
-    """Count as the recurrence does it: 2KV a position and head for each of the outer product and S^T q."""
-    batch, length, channels = mixed_shape
-    return 4 * batch * length * key_width * (channels - 2 * num_groups * key_width)
-
-
-@register_flop_formula(torch.ops.attnbench.scalar_decay_backward)
-def _(mixed_shape: Any, log_decay_shape: Any, write_shape: Any, own_shape: Any, states_shape: Any,
-      gradient_shape: Any, *_: Any, **__: Any) -> int:  # fmt: skip
-    """Twice the forward's."""
-    batch, length, num_heads, value_width = gradient_shape
-    return 8 * batch * length * num_heads * states_shape[-1] * value_width
+    # Decays that nothing learns, as a retention's, need no sums.
+    of_decay, of_memory = ctx.needs_input_grad[1], ctx.shapes[0] is not None
+    last_gradient = last_gradient if keep_memory else None
+    gradients = scalar_decay_backward(*saved, gradient, last_gradient, *shape, of_decay, of_memory)
+    return tuple(without_empty(*gradients))

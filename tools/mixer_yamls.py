@@ -27,7 +27,8 @@ def yaml_of(cls: type[Mixer]) -> str:
     comment."""
     name, _, words = (importlib.import_module(cls.__module__).__doc__ or "").partition("\n")[0].partition(":")
     paper = re.search(r"arXiv \d{4}\.\d{5}", cls.__doc__ or "")
-    title = f"{name} ({paper.group()}):{words}" if paper and words else f"{name}{words}"
+    named = f"{name} ({paper.group()})" if paper and words else name
+    title = f"{named}:{words}" if words else named
     entries = {
         f"{name}: {WORDS[entry.default] if isinstance(entry.default, bool | None) else entry.default}": (
             entry.metadata["help"] or _backends(cls)

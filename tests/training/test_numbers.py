@@ -13,7 +13,7 @@ from attnbench.training.divergence import first_not_finite, located
 from attnbench.training.hooks import DivergedError
 
 WALL_CLOCKS = {"time.time", "datetime.now", "datetime.utcnow", "datetime.today", "time.time_ns"}
-STAMPS = {"compare": 1, "locks": 1, "freeze": 1, "imports": 2, "row_files": 2, "runs": 1}
+STAMPS = {"compare": 1, "locks": 1, "freeze": 1, "imports": 2, "row_files": 2, "run_list": 1}
 """Where a wall clock is read: for a date, never for a duration."""
 
 

@@ -1,6 +1,7 @@
 """Rooms: the folders of attnbench are those that ROOMS names, and imports point to its beginning. Docstrings name what
 there is."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def test_the_folders_are_the_rooms(root):
 
 def test_imports_point_one_way(root):
     assert not wrong_ways(root / "attnbench")
+
+
+def test_no_package_outgrows_its_limit(root):
+    limits = dict(re.findall(r"^\| (\w+) \| ([\d,]+) \|$", (root / "CHANGELOG.md").read_text(), re.MULTILINE))
+    assert set(limits) == set(ROOMS)
+    for name, limit in limits.items():
+        lines = sum(len(path.read_text().splitlines()) for path in (root / "attnbench" / name).rglob("*.py"))
+        assert lines <= int(limit.replace(",", "")), f"attnbench/{name} has {lines} lines: see CHANGELOG.md"
 
 
 def test_names_in_docstrings_exist(root):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compose", "load_checkpoint", "prepare", "read_folders", "run", "sample"]
 
-ROOMS = (
+PACKAGES = (
     "settings",
     "machine",
     "results",
@@ -36,7 +36,7 @@ ROOMS = (
     "export",
     "cli",
 )
-"""Folders of the package in the order of the flow: a file imports from its own room and from rooms before it."""
+"""Packages in import order: a file imports from its own package and from packages before it."""
 
 NUMBERS_VERSION = {"data": 0, "mixers": 0, "model": 0, "training": 0, "evals": 3, "timing": 0}
 """Versions of the numbers that each part of the code gives, `mixers` with their kernels.

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from attnbench import ROOMS
+from attnbench import PACKAGES
 
-REFERENCE = re.compile(rf"`((?:attnbench|{'|'.join(ROOMS)})(?:\.\w+)+)`")
+REFERENCE = re.compile(rf"`((?:attnbench|{'|'.join(PACKAGES)})(?:\.\w+)+)`")
 SETTINGS = {"model": "ModelSettings", "data": "DataSettings"}
-"""Rooms that are groups of settings too, and the classes of those."""
+"""Packages that are groups of settings too, and the classes of those."""
 
 
 class Import(NamedTuple):
@@ -23,7 +23,7 @@ class Import(NamedTuple):
     """In full: `from package import name` gives package.name."""
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         return self.name.split(".")[1]
 
     def __str__(self) -> str:

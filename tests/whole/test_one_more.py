@@ -11,7 +11,7 @@ from pages import EXAMPLES, files
 from small import python_path
 
 ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
-"""Rooms that the classes of a folder of conf/ live in."""
+"""Packages of the classes of a folder of conf/."""
 
 ADDED = {"fading": "attn", "fades": "attn", "echo": "eval", "norm": "bench"}
 HELD_BY = [

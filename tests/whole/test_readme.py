@@ -12,7 +12,7 @@ from pages import PAGES, blocks, read, shown_results
 from probe_settings import BATTERY
 
 import attnbench
-from attnbench import ROOMS
+from attnbench import PACKAGES
 
 README = read("README.md")
 
@@ -54,7 +54,7 @@ def test_the_battery_is_the_one_of_its_yaml():
 
 def test_the_packages_are_named_in_their_order():
     named = re.findall(r"^\| (\w+) \|", read("docs/architecture.md"), re.MULTILINE)
-    assert named[: len(ROOMS) + 1] == ["package", *ROOMS]
+    assert named[: len(PACKAGES) + 1] == ["package", *PACKAGES]
 
 
 def test_the_table_of_results_has_the_verdicts_of_the_published_page():

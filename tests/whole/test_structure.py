@@ -1,5 +1,4 @@
-"""Rooms: the folders of attnbench are those that ROOMS names, and imports point to its beginning. Docstrings name what
-there is."""
+"""Structure of attnbench/: its folders are the packages, imports point one way, and names in docstrings exist."""
 
 import re
 import shutil
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from sources import imports, imports_of, is_defined, references
 
-from attnbench import ROOMS
+from attnbench import PACKAGES
 
 DOORS = {
     "hydra": {
@@ -46,18 +45,18 @@ WITHOUT_TORCH = ("settings/*.py", "results/identity.py")
 
 
 def wrong_folders(package: Path) -> list[str]:
-    """Folders that are no rooms, rooms that are no folders, and files beside the rooms."""
+    """Folders that are no packages, packages without a folder, and files beside the packages."""
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     loose = [path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
-    return sorted(folders ^ set(ROOMS)) + loose
+    return sorted(folders ^ set(PACKAGES)) + loose
 
 
 def wrong_ways(package: Path) -> list[str]:
-    """Imports from rooms further down than the file's own."""
+    """Imports from packages later than the file's own."""
     inside = [found for found in imports(package) if "/" in found.file and found.name.startswith("attnbench.")]
-    order = {room: index for index, room in enumerate(ROOMS)}
-    named = [found for found in inside if found.room in order]
-    return [str(found) for found in named if order[found.room] > order[found.file.split("/")[0]]]
+    order = {name: index for index, name in enumerate(PACKAGES)}
+    named = [found for found in inside if found.package in order]
+    return [str(found) for found in named if order[found.package] > order[found.file.split("/")[0]]]
 
 
 def undefined(package: Path) -> list[str]:
@@ -65,7 +64,7 @@ def undefined(package: Path) -> list[str]:
     return [str(found) for found in references(package) if not is_defined(found.name, package)]
 
 
-def test_the_folders_are_the_rooms(root):
+def test_the_folders_are_the_packages(root):
     assert not wrong_folders(root / "attnbench")
 
 
@@ -75,7 +74,7 @@ def test_imports_point_one_way(root):
 
 def test_no_package_outgrows_its_limit(root):
     limits = dict(re.findall(r"^\| (\w+) \| ([\d,]+) \|$", (root / "CHANGELOG.md").read_text(), re.MULTILINE))
-    assert set(limits) == set(ROOMS)
+    assert set(limits) == set(PACKAGES)
     for name, limit in limits.items():
         lines = sum(len(path.read_text().splitlines()) for path in (root / "attnbench" / name).rglob("*.py"))
         assert lines <= int(limit.replace(",", "")), f"attnbench/{name} has {lines} lines: see CHANGELOG.md"
@@ -110,7 +109,7 @@ def test_names_that_moved_are_found(tmp_path):
 
 
 def test_an_empty_package_is_an_error(tmp_path):
-    assert wrong_folders(tmp_path) == sorted(ROOMS)
+    assert wrong_folders(tmp_path) == sorted(PACKAGES)
     with pytest.raises(AssertionError, match="no docstring names anything"):
         references(tmp_path)
     with pytest.raises(AssertionError, match="nothing is imported"):

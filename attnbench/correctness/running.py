@@ -194,16 +194,16 @@ def _urgency(checks: Sequence[Check]) -> list[tuple[int, ...]]:
     return places
 
 
-def _family(check: Check) -> str:
-    """Return the name of the operator, or of the mixer's base class below Mixer."""
+def _family(check: Check) -> Any:
+    """Return the operator, by which checks share kernels: an operator's name, a mixer's recurrence or its class."""
     if check.kind == "operator":
         return check.name
     try:
-        classes = resolve(check.mixer.target, Mixer).__mro__
+        mixer = resolve(check.mixer.target, Mixer)
     except UserError:
         # The check reports the error.
         return check.name
-    return classes[classes.index(Mixer) - 1].__name__
+    return getattr(mixer, "operator", None) or mixer
 
 
 def num_workers(device: torch.device) -> int:

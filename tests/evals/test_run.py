@@ -688,7 +688,7 @@ def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_pa
 
 @pytest.mark.parametrize("given", ["[0]", "[-1]", "[a]", "[1.5]", "[true]", "[[2]]"])
 def test_an_impossible_evaluation_is_refused_before_the_training(given, folder):
-    with pytest.raises(UserError, match=r"eval\.perplexity\.extrapolation=.* whole numbers") as caught:
+    with pytest.raises(UserError, match=r"^eval\.perplexity\.extrapolation=\[.*\]: must be ") as caught:
         compose_once(words(folder, f"eval.perplexity.extrapolation={given}"))
     assert "\n" not in str(caught.value)
 

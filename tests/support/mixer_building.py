@@ -27,7 +27,7 @@ FROM_MODEL = {"dim", "head_width", "layer", "num_layers"}
 
 def mixer_names() -> list[str]:
     """The yamls that are a mixer as they stand, with nothing that must be given."""
-    return sorted(path.stem for path in CONF.glob("*.yaml") if ": ???" not in path.read_text())
+    return sorted(path.stem for path in CONF.glob("*.yaml") if ": ???" not in path.read_text(encoding="utf-8"))
 
 
 def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
@@ -48,7 +48,7 @@ def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
 @cache
 def _content(name: str) -> dict[str, Any]:
     """Parsing a yaml takes as long as most of what is then asked of the mixer."""
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def backend(name: str, **changes: Any) -> str:

@@ -39,11 +39,11 @@ from attnbench.settings.schema import (
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.step import Batch
 
-MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text())
+MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text(encoding="utf-8"))
 """The yamls that are a mixer as they stand, with nothing that must be given."""
 OPERATORS = ("fox", "gated_deltanet", "kda", "linear", "mlstm", "simple_gla", "softmax")
 """A mixer for each operator of ops/ that mixes."""
-PROFILED = sorted(yaml.safe_load((CONF / "bench" / "profile.yaml").read_text())["mixers"])
+PROFILED = sorted(yaml.safe_load((CONF / "bench" / "profile.yaml").read_text(encoding="utf-8"))["mixers"])
 """Mixers of conf/bench/profile.yaml."""
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
 MODEL = ModelSettings(name="small", dim=32, num_layers=2, head_width=16, feed_forward_width=24)
@@ -159,13 +159,13 @@ def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> Co
 
 def bench_words(name: str) -> list[str]:
     """The smoke settings of a yaml of conf/bench, as a command line has them."""
-    target = yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text())["_target_"]
+    target = yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text(encoding="utf-8"))["_target_"]
     return [f"bench.{option}={json.dumps(value)}" for option, value in resolve(target, Bench).smoke.items()]
 
 
 def from_yaml(name: str, **options: object) -> MixerSettings:
     """The yaml of conf/attn, with other options, as a command reads it: auto stays auto."""
-    content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text())
+    content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text(encoding="utf-8"))
     target = content.pop("_target_")
     return MixerSettings(name=name, target=target, options={**content, **options})
 

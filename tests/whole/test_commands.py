@@ -246,7 +246,7 @@ def test_the_doctor_runs_the_contract_on_the_example_mixer(folder, command):
 
 @of_command("attnbench bench --config-dir")
 def test_the_example_bench_makes_its_tables(folder, command):
-    said = call(folder, "bench", *words_of(command), "bench.channels=[8]", "bench.num_rows=4", "device=cpu")
+    said = call(folder, "bench", *words_of(command), "bench.channels=[8]", "device=cpu")
     assert re.search(r"channels +definition +torch", said), said
     assert "outputs/benchmark/norm/float32-" in said
 

@@ -7,9 +7,11 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from textwrap import wrap
 
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.options import Options, options_of
+from attnbench.settings.options import LINE
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from mixer_building import CONF, mixer_names, read
@@ -36,7 +38,10 @@ def yaml_of(cls: type[Mixer]) -> str:
         for name, entry in options_of(cls).items()
     }
     width = max(map(len, entries))
-    lines = [f"{entry:{width}} # {comment}" for entry, comment in entries.items()]
+    lines = []
+    for entry, comment in entries.items():
+        beside = f"{entry:{width}} # {comment}"
+        lines += [beside] if len(beside) <= LINE else [*(f"# {part}" for part in wrap(comment, LINE - 2)), entry]
     return "\n".join([f"# {title}", f"_target_: {cls.__module__}.{cls.__name__}", *lines]) + "\n"
 
 

@@ -158,7 +158,7 @@ def test_the_names_that_python_gets_are_of_attnbench_itself(root):
     )
     imports = [node for node in ast.walk(code) if isinstance(node, ast.ImportFrom)]
     assert {node.module for node in imports} == {"attnbench"}
-    assert {alias.name for node in imports for alias in node.names} <= set(attnbench.__all__)
+    assert {alias.name for node in imports for alias in node.names} <= {*attnbench.__all__, "ops"}
     assert all(callable(getattr(attnbench, name)) for name in attnbench.__all__)
 
 

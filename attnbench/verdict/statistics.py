@@ -78,7 +78,8 @@ def share_interval(count: float, num: int, tail: float = (1 - CONFIDENCE) / 2) -
         raise ValueError(f"{count} of {num} is not a share")
     from scipy.stats import beta
 
-    low = float(beta.ppf(tail, count, num - count + 1)) if count > 0 else 0.0
+    # A sum of scores can be a subnormal number, for which scipy overflows; its quantile is 0.
+    low = float(beta.ppf(tail, count, num - count + 1)) if count > 1e-300 else 0.0
     high = float(beta.ppf(1 - tail, count + 1, num - count)) if count < num else 1.0
     return low, high
 

@@ -10,7 +10,7 @@ from probe_settings import EVALUATIONS, evaluation_class, smoke, smoke_words
 from small import compose_once
 
 from attnbench.comparison.cells import Cell, by_kind, execute, system_cell
-from attnbench.comparison.search import searches_of_probe
+from attnbench.comparison.search import scores_of_probe
 from attnbench.evals import perplexity
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.checkpoint import language_model_jobs
@@ -41,7 +41,7 @@ def cells_of(own: RunSettings) -> list[Cell]:
     """The evaluation's cells, at one rate and seed."""
     _, probes, system = by_kind(own)
     if probes:
-        return [search.cell(1e-2, own.seed, None) for search in searches_of_probe(own, probes[0])]
+        return [score.at(1e-2, own.seed, None) for score in scores_of_probe(own, probes[0])]
     run = prepare(own)
     return [system_cell(SystemJob(run, system[0])) if system else Cell(label="", jobs=language_model_jobs(run))]
 

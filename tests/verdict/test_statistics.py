@@ -41,6 +41,7 @@ def test_one_value_has_no_interval_and_equal_values_have_one_of_some_width():
 
 
 @settings(max_examples=60, deadline=None)
+@example([0.0, 0.0, 0.0, 0.0, 5e-324])
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_the_interval_of_an_accuracy_never_leaves_its_bounds_and_is_never_of_no_width(values):
     interval = bounded_interval(values)

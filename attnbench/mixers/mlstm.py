@@ -21,7 +21,7 @@ class MLSTMState(NamedTuple):
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     maximum_BH: Tensor
-    """Running maximum of the gates' logarithms, see ops/mlstm.py."""
+    """Running maximum of the gates' logarithms, see ops/scalar/mlstm.py."""
     history_BWC: Tensor
     position: Tensor
 

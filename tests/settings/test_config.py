@@ -425,7 +425,7 @@ def test_the_installed_package_has_its_yamls(root: Path, my_conf: Path, tmp_path
     (archive,) = (tmp_path / "wheels").glob("*.whl")
     with zipfile.ZipFile(archive) as content:
         content.extractall(tmp_path / "site")
-    assert len([*(tmp_path / "site" / "attnbench" / "kernels" / "cuda").glob("*.cu*")]) >= 2
+    assert len([*(tmp_path / "site" / "attnbench" / "ops" / "attention" / "cuda").glob("*.cu*")]) >= 2
     code = (
         "import attnbench\nfrom attnbench.results.folder import data_root\n"
         "settings = attnbench.compose(['attn=mine', 'experiment=demo', 'device=cpu'], config_dir='my_conf')\n"

@@ -58,7 +58,7 @@ def test_one_more_of_each_is_two_new_files_and_no_edit(root, tmp_path):
         env=python_path(copy),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
     for name, least in {"fading": 20, "fades": 20, "echo": 3, "norm": 1, "test_structure": 5, "test_readme": 5}.items():

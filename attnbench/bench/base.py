@@ -35,12 +35,12 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, kw_only=True)
 class Conditions:
-    """What a bench is measured on and in, and the mixers that it may build."""
+    """Device, precision and folder of a bench, and the mixers that it may build."""
 
     device: torch.device
     precision: str
     ceilings: Ceilings
-    """Of this device in this precision, measured in the same run."""
+    """Highest rates of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
     """Mixers by the names of their yamls, whether or not they can run here."""
     folder: Path | None = None

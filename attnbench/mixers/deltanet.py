@@ -5,7 +5,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from attnbench.mixers.layers import Projection
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.ops.delta.delta_rule import DELTA_RULE
@@ -24,7 +23,7 @@ class DeltaNet(RecurrentMixer):
     operator = DELTA_RULE
     activation, unit_keys, needs_qk_norm = True, True, True
     conv_size, output_norm = 4, True
-    qk_norm = redefined(True, "query and key of length 1; without it the recurrence can grow")
+    qk_norm: bool = option(True, "query and key of length 1; without it the recurrence can grow")
     negative_eigenvalues: bool = option(
         False, "beta in 0..2 instead of 0..1: the state can be reflected (arXiv 2411.12537)"
     )

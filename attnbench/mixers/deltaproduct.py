@@ -8,7 +8,6 @@ from torch import Tensor
 from attnbench.mixers.base import State
 from attnbench.mixers.deltanet import DeltaNet
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
-from attnbench.mixers.options import redefined
 from attnbench.settings.options import option
 
 
@@ -28,7 +27,7 @@ class DeltaProduct(GatedDeltaNet):
     num_householders: int = option(
         2, "steps of the delta rule a position, each with its key and value", after="output_gate", minimum=1
     )
-    negative_eigenvalues = redefined(True, "beta in 0..2; false: 0..1", after="num_householders")
+    negative_eigenvalues: bool = option(True, "beta in 0..2; false: 0..1", after="num_householders")
     decay: bool = option(
         True, "the state decays before the first of them; false: it does not", after="negative_eigenvalues"
     )

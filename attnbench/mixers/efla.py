@@ -7,8 +7,8 @@ from torch import Tensor
 
 from attnbench.mixers.base import State
 from attnbench.mixers.deltanet import DeltaNet
-from attnbench.mixers.options import redefined
 from attnbench.ops.delta.delta_rule import unit_length
+from attnbench.settings.options import option
 
 
 class EFLA(DeltaNet):
@@ -23,7 +23,7 @@ class EFLA(DeltaNet):
     too, over sqrt(K).
     """
 
-    qk_norm = redefined(False, "query and key of length 1; beta' is then 1 - exp(-beta)")
+    qk_norm: bool = option(False, "query and key of length 1; beta' is then 1 - exp(-beta)")
     negative_eigenvalues: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
     needs_qk_norm = False

@@ -5,8 +5,8 @@ from torch import Tensor
 from attnbench.mixers.around import by_heads
 from attnbench.mixers.kda import KimiDeltaAttention
 from attnbench.mixers.layers import Projection
-from attnbench.mixers.options import redefined
 from attnbench.ops.common.precision import accumulation_dtype
+from attnbench.settings.options import option
 
 
 class GatedDeltaNet2(KimiDeltaAttention):
@@ -21,7 +21,7 @@ class GatedDeltaNet2(KimiDeltaAttention):
     their strengths.
     """
 
-    negative_eigenvalues = redefined(False, "erasure in 0..2 instead of 0..1; what is written stays in 0..1")
+    negative_eigenvalues: bool = option(False, "erasure in 0..2 instead of 0..1; what is written stays in 0..1")
 
     def add_strengths(self) -> None:
         self.erase = Projection(self.dim, self.heads * self.key_width)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from attnbench.mixers.base import State
 from attnbench.mixers.decay import DECAY_INIT, DecayInit, spread_steps
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.ops.diagonal.diagonal_decay import DIAGONAL_DECAY
@@ -36,7 +35,7 @@ class HGRN2(RecurrentMixer):
     layer: int
     num_layers: int
     operator = DIAGONAL_DECAY
-    conv_size = redefined(0, "taps of a short convolution over what query, decay and value are made of; 0: none")
+    conv_size: int = option(0, "taps of a short convolution over what query, decay and value are made of; 0: none")
     output_norm = True
     decay_init: DecayInit = option(
         "spread", f"{DECAY_INIT} channels, or to 1.1 times what the layer's bound allows | paper: 1 in the first layer"

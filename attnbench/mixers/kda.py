@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from attnbench.mixers.around import by_heads
 from attnbench.mixers.decay import DECAY_INIT, DecayInit, init_decay, softplus_decay
 from attnbench.mixers.layers import LowRank, Projection
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.ops.diagonal.diagonal_decay import DIAGONAL_DECAY
@@ -36,7 +35,7 @@ class KimiDeltaAttention(RecurrentMixer):
     operator, decays = DIAGONAL_DECAY, True
     activation, unit_keys, needs_qk_norm = True, True, True
     conv_size, output_norm, output_gate = 4, True, "sigmoid"
-    qk_norm = redefined(True, "query and key of length 1; without it the recurrence can grow")
+    qk_norm: bool = option(True, "query and key of length 1; without it the recurrence can grow")
     gate_rank: int | None = option(None, "rank of the map to the gate; null: value channels a head")
     decay_rank: int | None = option(None, "rank of the map to the decay; null: value channels a head")
     negative_eigenvalues: bool = option(False, "beta in 0..2 instead of 0..1 (arXiv 2411.12537)")

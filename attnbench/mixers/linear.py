@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from attnbench.mixers.base import State
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.linear.linear_attention import LINEAR_ATTENTION, feature
 from attnbench.settings.options import option
@@ -35,8 +34,10 @@ class LinearAttention(RecurrentMixer):
     feature_map: Literal["elu", "relu", "softmax"] = option(
         "elu", "elu (elu + 1) | relu | softmax (over the head's channels; Shen et al., 2021)", after="backend"
     )
-    rotary_theta = redefined(None, "base of rotary positions, on features and in the numerator alone; null: none")
-    qk_norm = redefined(False, "RMS norm of each head's query and key, before the feature map")
+    rotary_theta: float | None = option(
+        None, "base of rotary positions, on features and in the numerator alone; null: none"
+    )
+    qk_norm: bool = option(False, "RMS norm of each head's query and key, before the feature map")
 
     has_order = False
     needs_output_norm = False

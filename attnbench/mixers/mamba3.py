@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from attnbench.mixers.base import State
 from attnbench.mixers.decay import DECAY_INIT, DecayInit, inverse_softplus, spread_steps
 from attnbench.mixers.layers import Projection
-from attnbench.mixers.options import redefined
 from attnbench.mixers.state_space import StateSpace
 from attnbench.ops.common.cumulative_sum import cumulative_sum
 from attnbench.ops.common.precision import accumulation_dtype, at_least_float32
@@ -77,8 +76,8 @@ class Mamba3(StateSpace):
     """
 
     operator, state_class, least_width = LAGGED_SCALAR_DECAY, Mamba3State, 2
-    rotary_theta = redefined(None, "base of rotary positions, beside the turning by the input; null: none")
-    conv_size = redefined(0, "taps of a short convolution over query, key and value, with SiLU; 0: neither")
+    rotary_theta: float | None = option(None, "base of rotary positions, beside the turning by the input; null: none")
+    conv_size: int = option(0, "taps of a short convolution over query, key and value, with SiLU; 0: neither")
     qk_norm, output_gate = True, "silu"
     decay_init: DecayInit = option("spread", f"{DECAY_INIT} heads | paper: rates of 0.69 and steps drawn in 0.001..0.1")
 

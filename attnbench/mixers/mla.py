@@ -7,7 +7,6 @@ from torch import Tensor
 
 from attnbench.mixers.around import RotaryPositions, by_heads, head_norm
 from attnbench.mixers.layers import Projection, RMSNorm
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import Shell
 from attnbench.mixers.softmax import room_for
 from attnbench.ops.attention.softmax_attention import attend, attention_flops, definition, materialised, visible
@@ -53,11 +52,11 @@ class MLA(Shell):
         after="latent_width",
         minimum=1,
     )
-    rotary_theta = redefined(
+    rotary_theta: float | None = option(
         10000.0, "base of the rotary positions' wavelengths; null leaves the rotary channels as they are"
     )
-    conv_size = redefined(0, "taps of a short convolution over query, latent and rotary key; 0: none")
-    qk_norm = redefined(False, "RMS norm of each head's query and of the rotary key; the latent is normed anyway")
+    conv_size: int = option(0, "taps of a short convolution over query, latent and rotary key; 0: none")
+    qk_norm: bool = option(False, "RMS norm of each head's query and of the rotary key; the latent is normed anyway")
 
     auto_rule = "there is no other"
     state_grows = True

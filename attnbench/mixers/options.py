@@ -1,36 +1,22 @@
 """Options of a mixer, each written once: a dataclass field with its default and the comment of its yaml."""
 
-from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, dataclass_transform, get_args, get_origin
+from dataclasses import Field, fields
+from typing import Any, dataclass_transform
 
 from attnbench.mixers.base import Mixer
-from attnbench.settings.check import check_value
-from attnbench.settings.options import option, rules_of
-
-
-def redefined(default: Any, help: str, *, after: str = "") -> Any:
-    """Give an inherited option another default and comment; its type stays."""
-    return option(default, help, after=after)
+from attnbench.settings import options as settings
+from attnbench.settings.options import check_allowed, option
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(option,))
-class Options(Mixer):
+class Options(settings.Options, Mixer):
     """Mixer whose annotated attributes are the keywords of its constructor, those with a default its options.
 
-    A class may give an inherited option another default, or with `redefined` another comment too; `ClassVar` in front
-    of its type takes the option away. `__post_init__` builds the modules.
+    `ClassVar` in front of the type of an inherited option takes it away. `__post_init__` builds the modules.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        inherited = [entry for base in cls.__mro__[1:] if is_dataclass(base) for entry in fields(base)]
-        for entry in inherited:
-            given = vars(cls).get(entry.name, entry)
-            if given is not entry and entry.name not in cls.__annotations__:
-                is_field = isinstance(given, Field)
-                setattr(cls, entry.name, given if is_field else field(default=given, metadata=entry.metadata))
-                cls.__annotations__[entry.name] = entry.type
-        dataclass(kw_only=True, eq=False, repr=False)(cls)
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
         for entry in fields(cls):  # pyright: ignore[reportArgumentType]
             # A class attribute would hide a submodule of the same name.
             if entry.name in vars(cls):
@@ -38,11 +24,8 @@ class Options(Mixer):
 
     def check_options(self) -> None:
         """Raise UserError for an option outside what its type or its bounds allow."""
-        for entry in fields(self):  # pyright: ignore[reportArgumentType]
-            allowed = rules_of(entry)
-            if get_origin(entry.type) is Literal:
-                allowed = {**allowed, "choices": get_args(entry.type)}
-            check_value(f"attn.{entry.name}", getattr(self, entry.name), **allowed)
+        given = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # pyright: ignore[reportArgumentType]
+        check_allowed(type(self), given, "attn")
 
 
 def options_of(cls: type[Mixer]) -> dict[str, Field]:

@@ -11,7 +11,6 @@ from attnbench.mixers.around import by_heads
 from attnbench.mixers.base import State
 from attnbench.mixers.decay import DECAY_INIT, DecayInit, spread_steps
 from attnbench.mixers.layers import LowRank
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.ops.delta.delta_rule import unit_length
@@ -62,8 +61,10 @@ class RWKV7(RecurrentMixer):
     operator, state_class = DIAGONAL_DECAY, RWKV7State
     # The paper's: a first position's output is q . k times v, and where q . k is nearly 0 a norm makes much of it.
     norm_eps = 64e-5
-    rotary_theta = redefined(None, "base of rotary positions on query, key and the erased direction; null: none")
-    conv_size = redefined(0, "taps of a short convolution over query, key and value, beside the token shift; 0: none")
+    rotary_theta: float | None = option(
+        None, "base of rotary positions on query, key and the erased direction; null: none"
+    )
+    conv_size: int = option(0, "taps of a short convolution over query, key and value, beside the token shift; 0: none")
     output_norm, output_gate = True, "sigmoid"
     token_shift: bool = option(True, "maps read a mixture of a position and the one before it")
     decay_rank: int | None = option(

@@ -62,6 +62,7 @@ class Shell(Options):
         width = self.heads * self.value_width
         self.output = GatedOutput(self.dim, width, gate=self.output_gate, gate_rank=self.rank_of_gate())
         self.add_parts()
+        self._decide_auto()
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the number of heads, and their key and value channels."""
@@ -86,13 +87,16 @@ class Shell(Options):
             self._modules[name] = self._modules.pop(name)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or cast as any module. On CUDA a backend that was given as `auto` is chosen for that device."""
         super()._apply(fn, recurse)
+        self._decide_auto()
+        return self
+
+    def _decide_auto(self) -> None:
+        """Choose a backend that was given as `auto`, once the parameters are on CUDA."""
         weight = self.output.projection.weight
         precision = str(weight.dtype).removeprefix("torch.")
         if self.options["backend"] == "auto" and weight.device.type == "cuda" and precision in ("float32", "bfloat16"):
             self.backend = self.choose_backend(self.options, device_type="cuda", precision=precision)
-        return self
 
     @classmethod
     def activates(cls, options: Mapping[str, Any]) -> bool:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.mixers.base import head_count
-from attnbench.mixers.options import redefined
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.common.precision import at_least_float32
 from attnbench.settings.check import check_value
@@ -17,7 +16,7 @@ from attnbench.settings.options import option
 class StateSpace(RecurrentMixer):
     """In the papers' letters k is B, q is C, v is x and skip is D; K is N, and V is P."""
 
-    num_heads = redefined(None, "heads of head_width values; null: 2 model.dim / head_width")
+    num_heads: int | None = option(None, "heads of head_width values; null: 2 model.dim / head_width")
     value_expansion: ClassVar[float] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     state_width: int = option(128, "channels of query and key, which all heads share", after="num_heads")
 

@@ -130,7 +130,7 @@ class LanguageModel(nn.Module):
         positions_BL: Tensor | None = None,
         dropout_B: Tensor | None = None,
     ) -> tuple[Tensor, list[State] | None]:
-        """As `hidden`, from embedded tokens (B, T, D)."""
+        """Compute `hidden` from embedded tokens (B, T, D)."""
         states: list[State] = []
         for index, block in enumerate(self.blocks):
             x_BTD, after = block(x_BTD, state[index] if state is not None else None, layer_keys(dropout_B, index))
@@ -152,7 +152,7 @@ class LanguageModel(nn.Module):
         return self.step_from(self.embed(tokens_B), state)
 
     def step_from(self, x_BD: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
-        """As `step`, from an embedded token (B, D)."""
+        """Take a `step` from an embedded token (B, D)."""
         states = []
         for block, before in zip(self.layers, state, strict=True):
             x_BD, after = block.step(x_BD, before)

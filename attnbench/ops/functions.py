@@ -60,8 +60,6 @@ def softmax_attention(
     if log_forget_BTH is not None and window is not None:
         raise ValueError("window and log_forget_BTH: softmax_attention takes one of them")
     inputs, is_plain = (query_BTHK, key_BTGK, value_BTGK), log_forget_BTH is None and window is None
-    if is_plain and backend == "auto" and query_BTHK.dtype == torch.float64 and query_BTHK.is_cuda:
-        backend = "torch"
     if not is_plain or backend != "torch":
         backend = (choose_fused if is_plain else choose_beside_torch)(
             backend,

@@ -37,7 +37,7 @@ class Removal:
     """Files, and folders with everything in them."""
     num_bytes: int
     loss: str
-    """What is lost, in words."""
+    """Loss, in words."""
     remains: list[str]
     """Other files, for which the folder stays."""
 

@@ -78,7 +78,7 @@ class FindingSettings:
     """Sentence: what would be true for the other answer."""
     core: bool
     needs: list[str] = field(default_factory=list)
-    """What attnbench lacks to run it; empty if it can be run."""
+    """Missing part of attnbench, without which it cannot run; empty if it can."""
     minutes: dict[str, float | None]
     """Minutes by type of device; null: not measured."""
     evaluations: list[str] = field(metadata={"distinct": True})
@@ -102,7 +102,7 @@ class FindingsSettings:
     num_workers: int = setting(1, minimum=1)
     devices: str = setting("one", choices=("one", "all"))
     stack: int | None = setting(1, minimum=1, maximum=1000)
-    """As in a plan, like the two before; None is auto."""
+    """See the plan's setting, also for the two before; None is auto."""
     report: bool
     rerun: bool
     exported: str | None = None

@@ -198,7 +198,7 @@ class PlanSettings:
     variants: dict[str, list[str]] = field(metadata={"distinct": True, "most": MAX_VARIANTS})
     """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
     factors: dict[str, list[str]] = field(default_factory=dict)
-    """Of a factorial plan: part to its two levels, each a word of a command line. The yaml names variants without them;
+    """Parts of a factorial plan, each with its two levels, which are overrides. The yaml names variants without them;
     `variants` here has every corner."""
     fraction: str = setting("full", choices=("full", "half"))
     corpora: list[str] | None = field(default=None, metadata={"distinct": True, "most": MAX_CORPORA})

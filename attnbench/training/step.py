@@ -23,7 +23,7 @@ from attnbench.training.checkpoint import TrainState
 
 OWN_BACKENDS = ("torch", "triton")
 EPSILON = 1e-8
-"""Of AdamW, added to the root of the second moment."""
+"""AdamW's epsilon, added to the root of the second moment."""
 
 
 class Batch(NamedTuple):

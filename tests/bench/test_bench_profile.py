@@ -219,7 +219,7 @@ def test_a_step_that_does_not_fit_is_a_row_and_the_next_one_runs(tmp_path, monke
 
 
 def test_a_captured_step_has_its_time_and_its_kernels_and_no_parts(monkeypatch):
-    """What happens on a GPU with a step that is not captured in the captured one's place."""
+    """Stand in for a captured step, which needs a GPU, with one that is not captured."""
 
     def uncaptured(state, settings, precision, *, compiled, captured):
         assert compiled

@@ -1,4 +1,4 @@
-"""What only a GPU can tell of bench=profile: that kernels are found, and told apart by labels."""
+"""bench=profile on a GPU: kernels are found, and labels tell them apart."""
 
 import pytest
 import torch

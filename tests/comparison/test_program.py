@@ -31,7 +31,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def read(monkeypatch):
-    """What each run is answered by; results that were read, by name."""
+    """Return the answer to each run; results that were read, by name."""
     names = []
     monkeypatch.setattr(program, "read_or_failure", lambda paths: [names.append(str(path)) or path for path in paths])
     return names

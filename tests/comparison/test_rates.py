@@ -75,7 +75,7 @@ def rounds(score: Score) -> Iterator[list[Cell]]:
 
 
 def recorded(*alike: Score, seeds: tuple[int, ...] = ()) -> tuple[Found, list[Cell]]:
-    """What the results that are there come to, and the trainings that were asked for."""
+    """Return the outcome of the existing results, and the trainings that were asked for."""
     found, driver = Found(), Driver()
     driver.run([rate_and_scores(alike, lambda score: seeds, found)])
     return found, [*driver.asked.values()]

@@ -26,7 +26,6 @@ from mixer_building import (
     output_and_gradients,
     read,
 )
-from mixer_yamls import generated, yaml_of
 from small import OPERATORS, one_an_operator
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -414,11 +413,6 @@ def test_yaml_lists_every_option_at_its_default(name):
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
     defaults = {key: value.default for key, value in parameters.items() if key not in FROM_MODEL}
     assert options == defaults
-
-
-@pytest.mark.parametrize("name", generated())
-def test_yaml_is_built_from_the_fields_of_the_class(name):
-    assert (CONF / f"{name}.yaml").read_text() == yaml_of(read(name)[0]), "python tools/mixer_yamls.py writes it anew"
 
 
 @every_mixer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
-from attnbench.mixers.options import options_of, redefined
+from attnbench.mixers.options import options_of
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.ops.common.recurrence import outer
 from attnbench.ops.common.recurrence import read as read_memory
@@ -72,7 +72,7 @@ def test_a_step_of_its_own_is_all_that_a_recurrence_needs(shown):
 
 def test_options_are_fields_whose_defaults_and_comments_a_class_may_change():
     class Changed(GatedDeltaNet):
-        conv_size, qk_norm = 2, redefined(False, "off")
+        conv_size, qk_norm = 2, option(False, "off")
         output_gate: ClassVar[Any] = "none"  # pyright: ignore[reportIncompatibleVariableOverride]
         strength: int = option(3, "of its own", after="conv_size", minimum=1)
 
@@ -94,10 +94,18 @@ def test_options_are_fields_whose_defaults_and_comments_a_class_may_change():
 
 def test_a_mixer_that_is_built_with_auto_is_decided_where_its_device_is_known():
     """A weight that says that it is on CUDA stands in for one."""
+    weight = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+
+    class OnCuda(GatedDeltaNet):
+        def add_parts(self) -> None:
+            super().add_parts()
+            del self.output
+            self.output: Any = SimpleNamespace(projection=SimpleNamespace(weight=weight))
+
     for given, decided in (("auto", "triton"), ("torch", "torch")):
         mixer: Any = GatedDeltaNet(dim=64, head_width=32, backend=given)
         assert mixer.double().backend == "torch"
         del mixer.output
-        weight = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
         mixer.output = SimpleNamespace(projection=SimpleNamespace(weight=weight))
         assert mixer.float().backend == decided
+        assert OnCuda(dim=64, head_width=32, backend=given).backend == decided

@@ -1,11 +1,11 @@
-"""Options of evaluations and benches: their yamls, and classes that take defaults over."""
+"""Options of mixers, evaluations and benches: their yamls, and classes that inherit defaults."""
 
 import pytest
 import yaml
-from write_yamls import yamls
+from write_yamls import as_yaml, yamls
 
 from attnbench.settings.errors import UserError
-from attnbench.settings.options import Options, as_yaml, option
+from attnbench.settings.options import Options, option
 from attnbench.settings.registry import build
 
 YAMLS = {f"{path.parent.name}/{path.stem}": (path, content) for path, content in yamls()}
@@ -31,7 +31,7 @@ class Shape(Options):
 class Wide(Shape):
     """A wide shape."""
 
-    depth: int | None = option(None, "x" * 120)
+    depth: int | None = option(None, "x" * 118)
     width, sizes = 128, [3]
 
 
@@ -50,9 +50,9 @@ def test_an_option_without_an_annotation_has_another_default_and_the_old_rule():
 
 
 def test_a_yaml_has_own_options_first_and_every_help():
-    assert as_yaml(Wide, "a.Wide", apart=["table"]) == (
-        f"# A wide shape.\n_target_: a.Wide\n# {'x' * 120}\ndepth: null\n"
-        "width: 128 # of the model\nsizes: [3] # in this order\n"
+    assert as_yaml(Wide, "a.Wide") == (
+        f"# A wide shape.\n_target_: a.Wide\n# {'x' * 118}\ndepth: null\n"
+        "width: 128 # of the model\nsizes: [3] # in this order\ntable: {} # long\n"
     )
     text = as_yaml(Shape, "a.Shape", "eval.shape")
     assert text.startswith("# @package eval.shape\n# A shape.\n_target_: a.Shape\n")

@@ -54,7 +54,7 @@ class Timed(Options):
 class StepCost:
     parameters: int
     flops: int | None
-    """Of a training step, by the mixer's formula: three forward passes over the batch; None where it has none."""
+    """FLOPs of a training step by the mixer's formula: three forward passes over the batch; None without a formula."""
     first_step_seconds: float
     times: Times
     peak_mib: float | None

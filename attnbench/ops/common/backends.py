@@ -17,7 +17,7 @@ class Backends:
     otherwise torch."""
 
     takes: Callable[[int, float, str], bool]
-    """Whether our kernels take heads of so many key and value channels in this precision."""
+    """Tell from key channels, value channels and precision if our kernels take a head."""
     heads: str
     """These heads in words."""
     has_gates: bool = True

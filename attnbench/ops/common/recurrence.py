@@ -1,4 +1,4 @@
-"""What a recurrence over positions is made of: one step, which defines it, and the forms that compute it fast."""
+"""Recurrence over positions: one step, which defines it, and the forms that compute it fast."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

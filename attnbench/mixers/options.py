@@ -4,12 +4,11 @@ from dataclasses import Field, fields
 from typing import Any, dataclass_transform
 
 from attnbench.mixers.base import Mixer
-from attnbench.settings import options as settings
-from attnbench.settings.options import check_allowed, option
+from attnbench.settings.options import Options, check_allowed, option
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(option,))
-class Options(settings.Options, Mixer):
+class MixerOptions(Options, Mixer):
     """Mixer whose annotated attributes are the keywords of its constructor, those with a default its options.
 
     `ClassVar` in front of the type of an inherited option takes it away. `__post_init__` builds the modules.
@@ -31,7 +30,7 @@ class Options(settings.Options, Mixer):
 def options_of(cls: type[Mixer]) -> dict[str, Field]:
     """Return the options of a class by name, in the order of its yaml."""
     found: list[Field] = []
-    for entry in fields(cls) if issubclass(cls, Options) else ():  # pyright: ignore[reportArgumentType]
+    for entry in fields(cls) if issubclass(cls, MixerOptions) else ():  # pyright: ignore[reportArgumentType]
         if "help" in entry.metadata:
             before = [index for index, other in enumerate(found) if other.name == entry.metadata.get("after")]
             found.insert(before[0] + 1 if before else len(found), entry)

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import State, expanded, expansions, head_count
-from attnbench.mixers.options import Options, options_of
+from attnbench.mixers.options import MixerOptions, options_of
 from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.ops.common.recurrence import by_position
 from attnbench.ops.delta.delta_rule import unit_length
@@ -25,7 +25,7 @@ from attnbench.ops.layers.rotary import rotate_both, rotate_packed
 from attnbench.settings.options import option
 
 
-class Shell(Options):
+class Shell(MixerOptions):
     """Parts around a mixing. `sizes` and `widths` give their channels, `add_parts` creates a mixer's own parts."""
 
     dim: int

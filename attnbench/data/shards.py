@@ -91,6 +91,15 @@ def count_ids(ids: np.ndarray, size: int) -> np.ndarray:
     return sum((np.bincount(part, minlength=size) for part in parts), np.zeros(size, dtype=np.int64))
 
 
+def _count_written(path: Path, tokenizer: Tokenizer) -> np.ndarray:
+    count_V = np.zeros(tokenizer.size, dtype=np.int64)
+    # Read, not mapped: mapped pages would count as this process's memory.
+    with path.open("rb") as file:
+        while len(part := np.fromfile(file, tokenizer.dtype.newbyteorder("<"), 2**20)):
+            count_V += count_ids(part, tokenizer.size)
+    return count_V
+
+
 def folder_of(root: Path, label: str, key: Mapping[str, Any], files: Iterable[Path]) -> Path:
     """Return the folder of the tokens of a corpus, which may not exist yet.
 
@@ -168,7 +177,7 @@ def make(
                 raise UserError(f"{origin}: changed while it was read; the same command reads it anew")
     sizes, train_count_V = {}, np.zeros(0, dtype=np.int64)
     for split in num_bytes:
-        count_V = count_ids(_mapped(folder, split, tokenizer, progress[split]["num_tokens"])[0], tokenizer.size)
+        count_V = _count_written(folder / f"{split}.tokens", tokenizer)
         sizes[split] = asdict(Split.of(tokenizer, count_V, num_bytes[split]))
         train_count_V = count_V if split == "train" else train_count_V
     content = {"format": FORMAT, "name": name, "origin": origin, "fingerprint": fingerprint(), "splits": sizes}

@@ -1,10 +1,9 @@
-"""Operators, a package per family: definition, chunked form in torch, FLOPs and choice of the backend; in `triton/`
-beside them our Triton kernels, bound as custom operators with fake, autograd and vmap rules; in `cuda/` CUDA C++.
+"""Operators, one package per family: definition, chunked form in torch, FLOPs and choice of the backend; `triton/` has
+our Triton kernels, bound as custom operators with fake, autograd and vmap rules; `cuda/` has CUDA C++.
 
-The functions below are the public interface; they need torch, and Triton on CUDA, but no other library of attnbench.
-An operator takes query, key, value and what decays or writes, as tensors (B, T, H, K), and knows no module, no
-parameter and no configuration: turning a model's hidden states into these inputs is a mixer's part. Modules in
-`triton/` are imported in the functions that use them, because Triton is there on CUDA machines alone.
+The functions below are the public interface. They take tensors (B, T, H, K), no modules or configuration, and need only
+torch, and Triton on CUDA. Modules in `triton/` are imported inside the functions that use them, because Triton is only
+installed on CUDA machines.
 """
 
 from importlib import import_module
@@ -41,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the operators load Triton where it is installed.
+    # Imported on first use: the operators load Triton where it is installed.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("attnbench.ops.functions"), name)

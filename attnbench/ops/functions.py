@@ -1,16 +1,16 @@
-"""Public functions of the operators, on plain tensors: what `attnbench.ops` exports.
+"""Public functions of the operators on plain tensors, exported by `attnbench.ops`.
 
-Axes: B sequences, T positions, H heads, G heads of query and key that H / G heads of the value share each, K and V
-channels of a head of query and key and of the value. Every function is causal, differentiable, and computes in the
-dtype of its inputs: float32, bfloat16, or float64 on a CPU. States, decays and gates are float32 at least.
+Axes: B sequences, T positions, H heads, G heads of query and key (each shared by H / G heads of the value), K and V
+channels per head of query and key and of the value. Every function is causal, differentiable, and computes in the dtype
+of its inputs: float32, bfloat16, or float64 on a CPU. States, decays and gates are float32 at least.
 
-`backend` is "torch", "triton" (our kernels, which need CUDA), "fla" (flash-linear-attention) or "auto": triton on CUDA
-for the heads that the kernels take, otherwise torch. docs/backends.md has the rules. A backend that cannot run here
-raises UserError, which names the remedy.
+`backend` is "torch", "triton" (our kernels, CUDA only), "fla" (flash-linear-attention) or "auto": triton on CUDA for
+head sizes that the kernels support, otherwise torch; see docs/backends.md. A backend that cannot run on this machine or
+for these sizes raises a UserError that names the remedy.
 
-A recurrent function takes the state before the first position as `memory` and then returns the last state too, else
-None. A single position with a state is a step of decoding, for which triton has no gradient and may change the given
-state in place.
+A recurrent function takes `memory`, the state before the first position, and then also returns the last state; without
+one it returns None. A single position with a state is a decoding step: triton has no gradient for it and may update the
+given state in place.
 """
 
 import torch
@@ -40,21 +40,20 @@ def softmax_attention(
     log_forget_BTH: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Causal softmax attention (Vaswani et al., 2017), with grouped heads, a sliding window or forget gates.
+    """Causal softmax attention (Vaswani et al., 2017) with grouped heads, a sliding window or forget gates.
 
         y_t = sum_(s <= t) a_ts v_s,   a_ts = softmax over s of (q_t . k_s / sqrt(K) + log f_(s+1) + ... + log f_t)
 
     Args:
         key_BTGK, value_BTGK: G divides H; each head serves H / G query heads (Ainslie et al., 2023).
-        window: number of positions that a query sees, its own included; None for all.
-        log_forget_BTH: log f_t, at most 0, of each query head (Lin et al., 2025); None for none. Not with a window.
+        window: number of positions visible to a query, including its own; None for all.
+        log_forget_BTH: log f_t <= 0 of each query head (Lin et al., 2025); None for none. Not with a window.
         backend: also "sdpa", "cudnn" and "flash_attn", without gates. On a CPU auto is sdpa, or torch with a window.
 
     Returns:
         y (B, T, H, K).
 
     Raises:
-        UserError: a backend that cannot run here.
         ValueError: both a window and forget gates.
     """
     if log_forget_BTH is not None and window is not None:
@@ -84,7 +83,7 @@ def linear_attention(
     memory: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Linear attention with its normaliser (Katharopoulos et al., 2020).
+    """Linear attention with normaliser (Katharopoulos et al., 2020).
 
         S_t = S_{t-1} + f(k_t) v_t^T,   z_t = z_{t-1} + f(k_t),   y_t = S_t^T f(q_t) / (f(q_t) . z_t + 1e-6)
 
@@ -94,9 +93,6 @@ def linear_attention(
 
     Returns:
         y (B, T, H, K), and S and z after the last position or None.
-
-    Raises:
-        UserError: a backend that cannot run here, or not at this width.
     """
     heads, width = query_BTHK.shape[2:]
     backend = _resolve(linear.LINEAR_ATTENTION, backend, query_BTHK, width)
@@ -123,21 +119,19 @@ def gated_delta_rule(
     memory: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Delta rule with one decay a head (Yang, Kautz and Hatamizadeh, 2025); with a log decay of 0 DeltaNet's rule.
+    """Gated delta rule with one decay per head (Yang, Kautz and Hatamizadeh, 2025); with a log decay of 0, DeltaNet's
+    rule.
 
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
     Args:
         query_BTGK, key_BTGK: of unit length (`torch.nn.functional.normalize`), so that the state stays bounded.
-        log_decay_BTH: log a_t, at most 0.
+        log_decay_BTH: log a_t <= 0.
         beta_BTH: b_t, from 0 to 1, or to 2 for negative eigenvalues.
         memory: M (B, H, K, V) before the first position; None for zeros.
 
     Returns:
         y (B, T, H, V), and M after the last position or None.
-
-    Raises:
-        UserError: a backend that cannot run here, or not at these widths.
     """
     (groups, width), (heads, value_width) = query_BTGK.shape[2:], value_BTHV.shape[2:]
     log_decay, beta = at_least_float32(log_decay_BTH), at_least_float32(beta_BTH)
@@ -160,19 +154,16 @@ def scalar_decay(
     memory: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Linear attention with one decay a head, as RetNet (Sun et al., 2023) and Mamba-2 (Dao and Gu, 2024) have it.
+    """Linear attention with one decay per head, as in RetNet (Sun et al., 2023) and Mamba-2 (Dao and Gu, 2024).
 
         S_t = a_t S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t / sqrt(K)
 
     Args:
-        log_decay_BTH: log a_t, at most 0; (1, T, H) where all sequences have the same.
+        log_decay_BTH: log a_t <= 0; (1, T, H) if all sequences share it.
         memory: S (B, H, K, V) before the first position; None for zeros.
 
     Returns:
         y (B, T, H, V), and S after the last position or None.
-
-    Raises:
-        UserError: a backend that cannot run here, or not at these widths.
     """
     backend = _resolve(scalar.SCALAR_DECAY, backend, query_BTGK, value_BTHV.shape[3])
     query, log_decay = query_BTGK * query_BTGK.shape[3] ** -0.5, at_least_float32(log_decay_BTH)
@@ -190,22 +181,19 @@ def diagonal_decay(
     memory: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Linear attention (GLA; Yang et al., 2024) or, with beta, the delta rule (KDA; Kimi Team, 2025), with a decay for
-    every key channel.
+    """Linear attention (GLA; Yang et al., 2024) or, with beta, delta rule (KDA; Kimi Team, 2025), with one decay per
+    key channel.
 
         S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T,   y_t = S_t^T q_t / sqrt(K)
 
     Args:
-        key_BTHK: of unit length where `beta_BTH` is given.
-        log_decay_BTHK: log a_t, at most 0.
+        key_BTHK: of unit length if `beta_BTH` is given.
+        log_decay_BTHK: log a_t <= 0.
         beta_BTH: b_t; None: nothing is erased and S_t = Diag(a_t) S_{t-1} + k_t v_t^T.
         memory: S (B, H, K, V) before the first position; None for zeros.
 
     Returns:
         y (B, T, H, V), and S after the last position or None.
-
-    Raises:
-        UserError: a backend that cannot run here, or not at these widths.
     """
     backend = _resolve(diagonal.DIAGONAL_DECAY, backend, query_BTHK, value_BTHV.shape[3])
     strength = None if beta_BTH is None else at_least_float32(beta_BTH)[..., None]
@@ -225,20 +213,17 @@ def mlstm(
     memory: exponential.Memory | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, exponential.Memory | None]:
-    """mLSTM's memory with an exponential write gate and a normaliser (Beck et al., 2024), stabilised.
+    """Stabilised mLSTM memory with exponential write gate and normaliser (Beck et al., 2024).
 
-        S_t = f_t S_{t-1} + i_t k_t v_t^T,   n_t = f_t n_{t-1} + i_t k_t
-        y_t = S_t^T q_t / max(|n_t . q_t|, 1), with q_t over sqrt(K)
+        S_t = f_t S_{t-1} + i_t k_t v_t^T,   n_t = f_t n_{t-1} + i_t k_t,   q'_t = q_t / sqrt(K)
+        y_t = S_t^T q'_t / max(|n_t . q'_t|, 1)
 
     Args:
-        log_forget_BTH, log_write_BTH: log f_t, at most 0, and log i_t.
+        log_forget_BTH, log_write_BTH: log f_t <= 0, and log i_t.
         memory: the state that an earlier call returned; None for zeros.
 
     Returns:
-        y (B, T, H, V) in float32 at least, and the last state, of torch always and otherwise where one was given.
-
-    Raises:
-        UserError: a backend that cannot run here, or not at these widths.
+        y (B, T, H, V) in float32 at least, and the last state (with torch also if none was given).
     """
     width, gates = query_BTHK.shape[3], (at_least_float32(log_forget_BTH), at_least_float32(log_write_BTH))
     # Our kernels take the value with its normaliser, padded to a multiple of 16 channels.
@@ -249,10 +234,10 @@ def mlstm(
 def short_convolution(
     x_BTC: Tensor, weight_CW: Tensor, history_BWC: Tensor | None = None, *, silu: bool = False
 ) -> Tensor:
-    """Depthwise causal convolution, y_t = sum_i w_i x_(t - W + 1 + i), and SiLU of it if asked.
+    """Depthwise causal convolution, y_t = sum_i w_i x_(t - W + 1 + i), optionally followed by SiLU.
 
     Args:
-        history_BWC: the W - 1 inputs before the first position, without a gradient; None for zeros.
+        history_BWC: the W - 1 inputs before the first position, without gradient; None for zeros.
 
     Returns:
         y (B, T, C).
@@ -291,10 +276,10 @@ def rotary(x_BTHK: Tensor, *, position: Tensor | int = 0, theta: float = 10_000.
     """Rotary positions (Su et al., 2021): turn channels (2i, 2i + 1) of position t by t × theta^(-2i/K).
 
     Args:
-        position: that of the first of the T positions; a tensor stays on the device.
+        position: index of the first of the T positions; a tensor stays on the device.
 
     Returns:
-        the turned heads, of the same shape and dtype.
+        the rotated heads, in the same shape and dtype.
     """
     _, length, _, width = x_BTHK.shape
     return rotation.rotate(x_BTHK, rotation.rotation(length, width, position, theta, x_BTHK.device))
@@ -303,9 +288,9 @@ def rotary(x_BTHK: Tensor, *, position: Tensor | int = 0, theta: float = 10_000.
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None = None
 ) -> Tensor:
-    """Sum over rows of label_weight × -log softmax(weight x)[target], in nats, a float32 scalar at least.
+    """Sum over rows of label_weight × -log softmax(weight x)[target] in nats, a scalar in float32 at least.
 
-    On CUDA the logits of a part of the rows exist at a time, in x's dtype (as in Liger Kernel, Hsu et al., 2024).
+    On CUDA only the logits of some rows exist at a time, in x's dtype (as in Liger Kernel, Hsu et al., 2024).
 
     Args:
         label_weight_N: float32; None for 1.

@@ -1,4 +1,4 @@
-"""One new position by a recurrent state alone, between a mixer's projections: what benches time without the mixer."""
+"""One decoding step of a recurrent state without its mixer's projections, for benches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from attnbench.ops.linear.linear_attention import EPS, LINEAR_ATTENTION, chunked
 
 
 class StepInputs(NamedTuple):
-    """Inputs of all families; each takes those that it has."""
+    """Inputs of all families; each uses some of them."""
 
     query_B1HK: Tensor
     key_B1HK: Tensor
@@ -26,25 +26,25 @@ class StepInputs(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """Device type, precision and channels a head."""
+        """Device type, precision and channels per head."""
         query = self.query_B1HK
         return query.device.type, str(query.dtype).removeprefix("torch."), query.shape[-1]
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class StateStep:
-    """The step of one family of recurrences. Functions of a kind take device type, precision and channels a head."""
+    """Decoding step of one family of recurrences, for a device type, precision and number of channels per head."""
 
     choose: Callable[[str, str, int], str]
-    """Name the kernel that `auto` is."""
+    """Return the backend of `auto`."""
     refuse: Callable[[str, str, int], str | None]
-    """Return why it cannot run; None where it can."""
+    """Return why it cannot run, or None."""
     prepare: Callable[[StepInputs], Callable[[], Tensor]]
-    """Lay the inputs out, and return the call: y as any view of (B, H, V)."""
+    """Lay out the inputs and return the timed call, which computes y as any view of (B, H, V)."""
     define: Callable[[StepInputs], Tensor]
     """Compute y in float64, (B, 1, H, V)."""
     flops: int
-    """Operations for each number of the state."""
+    """Operations per number of the state."""
 
 
 def _choose_linear(device_type: str, precision: str, width: int) -> str:
@@ -91,7 +91,7 @@ def _refuse_gated_delta(device_type: str, precision: str, width: int) -> str | N
 
 
 def _unit_key(inputs: StepInputs) -> StepInputs:
-    """Make the key of length 1, as the mixer does: a longer one would have the state grow."""
+    """Normalise the key, as the mixer does: a longer one would let the state grow."""
     key = inputs.key_B1HK
     return inputs._replace(key_B1HK=F.normalize(key.float(), dim=-1).to(key.dtype))
 
@@ -101,7 +101,7 @@ def _gated_delta(inputs: StepInputs) -> Callable[[], Tensor]:
     if _choose_gated_delta(*inputs.kind) == "triton":
         from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
 
-        # The kernel scales the query, and changes its state.
+        # The kernel scales the query and changes its state.
         mixed_BC = torch.cat([x[:, 0].flatten(1) for x in (query * query.shape[-1] ** 0.5, key, value)], dim=-1)
         changed = memory.clone()
         return lambda: gated_delta_rule_step(mixed_BC, log_decay[:, 0], beta[:, 0], changed, False)
@@ -123,4 +123,4 @@ STATE_STEPS = {
         flops=6,
     ),
 }
-"""Steps by the name of the mixer that takes them."""
+"""Steps by mixer name."""

@@ -1,1 +1,1 @@
-"""Parts that several operators share."""
+"""Parts shared by several operators."""

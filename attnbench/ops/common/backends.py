@@ -1,7 +1,5 @@
-"""Backends of an operator: which there are, which heads our kernels take, and what `auto` is.
-
-One table per operator. The mixers' settings and constructors, the yamls' comments and `attnbench doctor` read it.
-"""
+"""Table of an operator's backends: names, supported head sizes and the rule of `auto`. Settings, constructors, the
+yamls' comments and `attnbench doctor` read it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,31 +11,31 @@ from attnbench.settings.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Backends:
-    """Torch, our Triton kernels, and flash-linear-attention. `auto` is triton on CUDA for the heads that it takes, and
-    otherwise torch."""
+    """Backends torch, our Triton kernels, and flash-linear-attention. `auto` is triton on CUDA for the heads that it
+    supports, otherwise torch."""
 
     takes: Callable[[int, float, str], bool]
-    """Tell from key channels, value channels and precision if our kernels take a head."""
+    """Return whether our kernels support a head with these key channels, value channels and precision."""
     heads: str
-    """These heads in words."""
+    """The supported heads in words."""
     has_gates: bool = True
-    """True where the library's kernel has a decay, which some versions of Triton compile wrongly."""
+    """True if fla's kernel has a decay; some Triton versions miscompile these."""
     names: tuple[str, ...] = ("torch", "triton", "fla")
 
     @property
     def auto_rule(self) -> str:
-        """Rule of `auto` in words."""
+        """The rule of `auto` in words."""
         return f"triton on CUDA for heads of {self.heads}, otherwise torch"
 
     def choose(self, backend: str, widths: tuple[int, float] | None, device_type: str, precision: str) -> str:
         """Resolve `auto`, and check that a named backend can run.
 
         Args:
-            widths: key and value channels a head; None where the model, which gives them, is not known yet.
+            widths: key and value channels per head; None if they are not known yet.
 
         Raises:
-            UserError: triton without CUDA or for heads that it does not take; fla without CUDA, the library, or a
-                Triton that compiles its gated kernels correctly.
+            UserError: triton without CUDA or for unsupported heads; fla without CUDA, the library, or a Triton that
+                compiles its gated kernels correctly.
         """
         fits = widths is None or self.takes(*widths, precision)
         if backend == "auto":

@@ -5,13 +5,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PIECE = 32
-"""Positions of one scan. torch 2.11 splits longer scans over programs where there are fewer than 64 sums per
-multiprocessor, and fails: `list indices must be integers or slices, not NoneType`."""
+"""Positions per scan. torch 2.11 splits longer scans over programs if there are fewer than 64 sums per multiprocessor,
+and fails: `list indices must be integers or slices, not NoneType`."""
 
 
 def cumulative_sum(x_BTE: Tensor) -> Tensor:
-    """Return x_1 + ... + x_t for every position t, along the second axis of (B, T, ...): within pieces, and then over
-    the sums of pieces in the same way."""
+    """Return x_1 + ... + x_t for every position t, along the second axis of (B, T, ...): sums within pieces, plus the
+    recursive sum over pieces."""
     length = x_BTE.shape[1]
     if length <= PIECE:
         return x_BTE.cumsum(1)

@@ -1,4 +1,4 @@
-"""Refusals of flash-linear-attention as a backend, on machines where it cannot run or is compiled wrongly."""
+"""Checks that flash-linear-attention can run and is compiled correctly on this machine."""
 
 from importlib import metadata, util
 
@@ -8,10 +8,10 @@ from attnbench.settings.errors import UserError
 
 
 def require_fla(setting: str, device_type: str) -> None:
-    """Raise UserError, with the way out, unless the library is installed and the device is a CUDA one.
+    """Raise a UserError with a remedy unless the library is installed and the device is CUDA.
 
     Args:
-        setting: how the user named it, for the message, such as "attn.backend=fla".
+        setting: named in the message, such as "attn.backend=fla".
     """
     if device_type != "cuda":
         raise UserError(f"{setting}: flash-linear-attention needs CUDA, not device={device_type}; use backend=torch")
@@ -22,13 +22,12 @@ def require_fla(setting: str, device_type: str) -> None:
 def refuse_miscompiled_gates(
     setting: str, capability: tuple[int, int], triton_version: str, otherwise: str = "use backend=torch"
 ) -> None:
-    """Raise UserError where Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper.
-
-    The library would raise by itself, but only in the first backward pass.
+    """Raise a UserError if Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper. The library itself
+    raises only in the first backward pass.
 
     Args:
-        capability: compute capability of the device; Hopper's is 9.
-        otherwise: the way out without another Triton.
+        capability: compute capability of the device; Hopper is 9.
+        otherwise: remedy without another Triton version.
     """
     release = tuple(int(part) for part in triton_version.split("+")[0].split(".")[:3] if part.isdigit())
     if capability[0] == 9 and (3, 4, 0) <= release < (3, 7, 1):
@@ -39,6 +38,6 @@ def refuse_miscompiled_gates(
 
 
 def require_gated_fla(setting: str, device_type: str) -> None:
-    """`require_fla`, and kernels with a decay must be compiled correctly on the current device."""
+    """Check as `require_fla`, and that kernels with a decay are compiled correctly on the current device."""
     require_fla(setting, device_type)
     refuse_miscompiled_gates(setting, torch.cuda.get_device_capability(), metadata.version("triton"))

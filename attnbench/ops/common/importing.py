@@ -1,4 +1,4 @@
-"""Importing all Triton modules at once."""
+"""Import of all Triton modules at once."""
 
 import pkgutil
 from importlib import import_module
@@ -7,9 +7,8 @@ import attnbench.ops
 
 
 def import_kernels() -> None:
-    """Import the Triton modules of every operator, a quarter of a second at most. Call it before torch.compile traces
-    what imports those that it uses: by then threads that compile the first of them hold Python's lock, and importing
-    the others takes longer."""
+    """Import the Triton modules of every operator (0.25 s at most) before torch.compile traces code that imports them:
+    by then threads that compile the first kernels hold Python's lock and slow down further imports."""
     for module in pkgutil.walk_packages(attnbench.ops.__path__, "attnbench.ops."):
         if ".triton." in module.name:
             import_module(module.name)

@@ -1,4 +1,4 @@
-"""Recurrence over positions: one step, which defines it, and the forms that compute it fast."""
+"""Recurrence over positions: one step as its definition, and fast forms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ def by_position(step: Callable[..., Any], memory: Any, *inputs: Tensor | None) -
     """Compute y, (B, T, ...), and the last memory, position by position, in the memory's dtype.
 
     Args:
-        step: of the memory and the inputs of one position, (B, ...) each; returns the memory after it and y.
-        inputs: (B, T, ...); None for an input that is left out.
+        step: takes the memory and the inputs of one position, (B, ...) each; returns the next memory and y.
+        inputs: (B, T, ...); None for an omitted input.
     """
     dtype, mixed = (memory if isinstance(memory, Tensor) else memory[0]).dtype, []
     for position in zip(*(repeat(None) if x is None else x.to(dtype).unbind(1) for x in inputs), strict=False):
@@ -38,18 +38,18 @@ class Recurrence:
     """Forms of one recurrence. Inputs are query, key, value and the signals that a mixer computes, (B, T, ...) each."""
 
     step: Callable[..., tuple[Any, Tensor]]
-    """Definition: from a memory and the inputs of one position to the memory after it and y."""
+    """Definition: (memory, inputs of one position) -> (next memory, y)."""
     scan: Callable[..., tuple[Tensor, Any]]
-    """From the inputs, the memory before them (None for zeros) and the backend's name to y and the last memory; None
-    where there is none, or where the given one has become it."""
+    """(inputs, memory before them or None for zeros, backend) -> (y, last memory). The last memory is None if none was
+    given or if the given one was updated in place."""
     prepare: Callable[..., tuple[Tensor | None, ...]] = lambda *inputs: inputs
-    """From the inputs to those of the steps, (B, T, ...) too."""
+    """Convert the inputs to those of the steps, (B, T, ...) too."""
     is_wide: bool = False
-    """True where y stays in the memory's dtype, instead of the value's."""
+    """True if y stays in the memory's dtype instead of the value's."""
     packed: Callable[..., tuple[Tensor, Any]] | None = None
-    """From a mixer, query, key and value side by side, the signals and the memory to the same, by our kernels."""
+    """As `scan`, by our kernels, from a mixer, packed query, key and value, the signals and the memory."""
     backends: Any = None
-    """Table of its `Backends`."""
+    """Its table, a `Backends`."""
 
     def define(self, *inputs: Any) -> tuple[Tensor, Any]:
         """Compute y and the last memory by the definition, from the inputs and the memory before them."""

@@ -1,6 +1,5 @@
-"""Chunks of positions, and a scan that carries an affine matrix state from chunk to chunk, as one custom operator.
-
-torch.compile sees a single node. It would unroll a loop over the chunks, and compile long sequences for minutes.
+"""Chunks of positions, and a scan that carries an affine matrix state from chunk to chunk. The scan is one custom
+operator, a single node for torch.compile, which would otherwise unroll the loop and compile long sequences for minutes.
 """
 
 from typing import Any
@@ -21,18 +20,18 @@ def affine_scan(
     initial_XKV: Tensor,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Run an affine recurrence over N chunks of C positions, X independent ones side by side.
+    """Run X independent affine recurrences over N chunks of C positions.
 
         D_n = U_n + R_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n + B_n        for n = 0 ... N-1, S_0 given
 
-    a_n is a number for each of the X, or a diagonal matrix. Chunks of no positions leave S_{n+1} = a_n S_n + B_n.
+    a_n is a number for each of the X, or a diagonal matrix. For chunks without positions S_{n+1} = a_n S_n + B_n.
 
-    With `reverse` from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. With R and K exchanged
+    With `reverse`, from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. With R and K exchanged
     that is the recurrence of the gradients, so the operator is its own derivative.
 
     Args:
-        decay_NX: a; of a diagonal matrix (N, X, K).
-        addition_NXKV: B; None for zeros. All tensors have one dtype, the state's: float32 or float64.
+        decay_NX: a; a diagonal matrix is (N, X, K).
+        addition_NXKV: B; None for zeros. All tensors have the state's dtype, float32 or float64.
 
     Returns:
         S_0 ... S_N as (N + 1, X, K, V), and D as (N, X, C, V).
@@ -71,7 +70,7 @@ def _gradient(ctx: Any, states_gradient: Tensor, changes_gradient: Tensor) -> tu
     decay, read, key, states, changes = ctx.saved_tensors
     before, after = (slice(1, None), slice(None, -1)) if ctx.reverse else (slice(None, -1), slice(1, None))
     first, last = (-1, 0) if ctx.reverse else (0, -1)
-    # Gradients of the loss in every state, through all that follows from it.
+    # Gradients of the loss with respect to every state, including the effect on later states.
     total, change_total = affine_scan(
         decay, key, read, changes_gradient, states_gradient[before], states_gradient[last], not ctx.reverse
     )

@@ -1,5 +1,5 @@
-"""Custom operators of torch that launch our kernels, each from one declaration of schema, fake, vmap rule, FLOPs and
-gradient, so that torch.compile, CUDA graphs and vmap see through them."""
+"""Custom operators of torch that launch our kernels, each declared with schema, fake, vmap rule, FLOPs and gradient,
+for torch.compile, CUDA graphs and vmap."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -21,12 +21,12 @@ def custom_op(
 ) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Make a function the operator `attnbench::NAME`, whose schema is the function's signature.
 
-    The first axis of its tensors and of its results is a batch of independent sequences: vmap joins its axis to it.
+    The first axis of its tensors and results is a batch of independent sequences, into which vmap folds its own axis.
 
     Args:
-        outputs: takes the function's arguments and returns tensors as the function does, whatever is in them.
-        flops: takes the function's arguments, shapes in place of tensors.
-        shared: indices of tensors that have no batch axis and are the same for all models that vmap stacks.
+        outputs: takes the function's arguments and returns uninitialised tensors like the function's results.
+        flops: takes the function's arguments, with shapes in place of tensors.
+        shared: indices of tensors without batch axis that all stacked models share.
     """
 
     def declare(function: Callable[..., Any]) -> CustomOpDef:
@@ -44,17 +44,17 @@ def custom_op(
 def gradient_of(
     operator: CustomOpDef, *, unsaved: Collection[int] = (), keeps: slice = slice(0), constant: slice = slice(0)
 ) -> Callable[[Callable[..., Any]], None]:
-    """Make a function `(ctx, *gradients of the outputs)` the gradient of an operator whose tensors come first.
+    """Register a function `(ctx, *gradients of the outputs)` as the gradient of an operator whose tensors come first.
 
-    It returns gradients of the first inputs, or of all: those left out have none. Autograd casts each to its input's
-    dtype. A gradient of several outputs that nothing asked for comes as None, because zeros would have to be written
-    and read; where all are None the function is not called. Besides torch's attributes, ctx has `settings`, the inputs
-    after the tensors, and `shapes` of the unsaved tensors, None for those that are None.
+    The function returns the gradients of the leading inputs; the others have none. Autograd casts each to its input's
+    dtype. Of an operator with several outputs, unused gradients are None, because materialising zeros is expensive; if
+    all are None the function is not called. ctx also has `settings`, the inputs after the tensors, and `shapes` of the
+    unsaved tensors (None for None).
 
     Args:
-        unsaved: indices of tensors that `ctx.saved_tensors` leaves out.
+        unsaved: indices of tensors that are left out of `ctx.saved_tensors`.
         keeps: outputs that `ctx.saved_tensors` has after the inputs.
-        constant: outputs that have no gradient.
+        constant: outputs without gradient.
     """
     schema = operator._opoverload._schema
     num_tensors = sum("Tensor" in str(argument.type) for argument in schema.arguments)
@@ -105,15 +105,14 @@ def _joining(operator: CustomOpDef, shared: Collection[int]) -> Callable[..., tu
 
 
 def _apart(x: Tensor, size: int) -> Tensor:
-    # Not -1, which is ambiguous where a result was not asked for and is empty.
+    # Not -1, which is ambiguous for an empty result.
     return x.unflatten(0, (size, x.shape[0] // size))
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:
-    """Return the tensor, or None, with its numbers side by side."""
     return None if x is None else x.contiguous()
 
 
 def without_empty(*tensors: Tensor) -> list[Tensor | None]:
-    """Return None in place of empty tensors, which stand in an operator's outputs for tensors that are not wanted."""
+    """Replace empty tensors, which stand for unwanted outputs of an operator, by None."""
     return [x if x.numel() else None for x in tensors]

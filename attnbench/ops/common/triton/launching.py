@@ -1,8 +1,8 @@
-"""Launch Triton kernels, and compile them in parallel before their first launch.
+"""Launch of Triton kernels, with parallel compilation before the first launch.
 
-Triton compiles a kernel at its first launch, one after the other, which takes seconds for a step of Gated DeltaNet.
-Long before, torch.compile calls each operator with fake tensors, and so does `foresee` where torch.compile is not used.
-From then on threads compile and load the operator's kernels; Triton holds Python's lock for a small part of that time.
+Triton compiles each kernel at its first launch, one after the other: seconds for a step of Gated DeltaNet. But
+torch.compile calls each operator with fake tensors long before, and `foresee` does so without torch.compile. At that
+call threads start to compile and load the kernels; Triton holds Python's lock for a small part of the time.
 """
 
 import os
@@ -29,19 +29,18 @@ from attnbench.settings.errors import UserError
 MAX_THREADS = 8
 
 _unfinished: set[Future[None]] = set()
-"""Compilations that have begun; a kernel cannot be launched while it is loaded."""
+"""Running compilations; no kernel can be launched while another one is loaded."""
 
 _foreseen: set[Any] = set()
-"""Questions that `foresee` has been asked."""
+"""Calls of `foresee` so far."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Call kernel[grid](*arguments, **options), or with fake tensors only begin to compile the kernel.
-
-    A kernel that cannot be compiled or loaded raises at its launch.
+    """Call kernel[grid](*arguments, **options), or with fake tensors only start to compile the kernel. Compilation
+    errors are raised at the launch.
 
     Raises:
-        UserError: a program of the kernel needs more shared memory than this device gives one.
+        UserError: the kernel needs more shared memory than the device has.
     """
     outline = next((x for x in (*arguments, *options.values()) if isinstance(x, FakeTensor)), None)
     if outline is None:
@@ -62,9 +61,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def foresee(
     loss: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Tensor | None], name: str
 ) -> None:
-    """Trace a loss and its gradients with fake tensors, so that all their kernels begin to compile at once.
+    """Trace a loss and its gradients with fake tensors, so that all their kernels are compiled in parallel.
 
-    For steps that torch.compile does not trace. Does nothing without CUDA, or for the same shapes again.
+    For steps that torch.compile does not trace. Does nothing without CUDA, or if called before with the same shapes.
 
     Args:
         name: identifies the loss beyond its shapes.
@@ -87,13 +86,13 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def is_roomy(device: torch.device) -> bool:
-    """Return whether a program can have 227 KiB of shared memory: on Hopper, Blackwell's data-centre GPUs (others have
-    99 or 163) and in the interpreter."""
+    """Return whether a program can have 227 KiB of shared memory: on Hopper, Blackwell data-centre GPUs (others have 99
+    or 163) and in the interpreter."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def _outline(argument: Any) -> Any:
-    """Return the part of an argument that a kernel is compiled for: a tensor's dtype, or the value."""
+    """Return the property of an argument that the kernel is compiled for: a tensor's dtype, or the value."""
     return argument.dtype if isinstance(argument, Tensor) else argument
 
 
@@ -101,7 +100,7 @@ def _outline(argument: Any) -> Any:
 def begin(
     kernel: Any, device: torch.device, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
 ) -> Future[None]:
-    """Compile a kernel in a thread, once for equal arguments, which have dtypes in place of tensors."""
+    """Compile a kernel in a thread, once per set of arguments, with dtypes in place of tensors."""
     future = _threads().submit(_compile, kernel, device, arguments, dict(options))
     _unfinished.add(future)
     future.add_done_callback(_unfinished.discard)
@@ -111,15 +110,15 @@ def begin(
 @cache
 def _threads() -> ThreadPoolExecutor:
     build._load_module_from_path = _by_folder(build._load_module_from_path)
-    # Half of the processors: torch's compiler works beside, in processes of its own too.
+    # Half of the processors: torch's compiler runs too, partly in its own processes.
     return ThreadPoolExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)), thread_name_prefix="compiling")
 
 
 def _by_folder(original: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
-    """Name the launchers that Triton builds and loads after the folders that they are cached in.
+    """Name the launchers that Triton builds and loads after their cache folders.
 
-    Up to 3.6 every launcher is a module __triton_launcher. Two threads that load different launchers at once may get
-    the same module object, and a kernel is then launched with another kernel's signature.
+    Up to 3.6 every launcher is a module __triton_launcher. Threads that load different launchers at once may get the
+    same module object, and then launch a kernel with another kernel's signature.
     """
 
     def load_by_folder(name: str, path: str) -> ModuleType:
@@ -134,7 +133,7 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
         named = {name: triton.MockTensor.wrap_dtype(x) for name, x in options.items()}
         compiled = kernel.warmup(*arguments, grid=(1,), **named)
         try:
-            # Loads the kernel and builds its launcher with a C compiler, a quarter of a second.
+            # Loads the kernel and builds its launcher with a C compiler (0.25 s).
             _ = compiled.run
         except Exception:
             # Otherwise the kernel would count as loaded.
@@ -143,17 +142,16 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register as `operator.register_fake` does. With fake tensors on CUDA the operator's kernels, launched by
-    `launch`, also begin to compile."""
+    """Register as `operator.register_fake` does, and start to compile the kernels on calls with fake CUDA tensors."""
 
     def register(outputs: Callable[..., Any]) -> Callable[..., Any]:
         asked = set()
 
         def fake(*inputs: Any) -> Any:
-            # Every layer and every part of the compiler calls it with equal inputs.
+            # Every layer and compiler pass repeats the call.
             if can_compile(inputs) and (question := _question(inputs)) not in asked:
                 asked.add(question)
-                # Inputs that it refuses raise when it runs.
+                # Invalid inputs raise when the operator runs.
                 with suppress(Exception):
                     operator._init_fn(*inputs)
             return outputs(*inputs)
@@ -169,7 +167,7 @@ def _question(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def can_compile(inputs: tuple[Any, ...]) -> bool:
-    """Return whether the inputs determine the kernels: on CUDA, with sizes that are numbers, not symbols."""
+    """Return whether the inputs determine the kernels: on CUDA, without symbolic sizes."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     on_device = torch.cuda.is_available() and not interpreted() and all(x.device.type == "cuda" for x in tensors)
     sizes = [size for x in tensors for size in (*x.shape, *x.stride())]

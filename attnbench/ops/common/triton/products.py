@@ -11,14 +11,14 @@ WIDEN = tl.constexpr(interpreted())
 
 
 def float32_product() -> str:
-    """Return the PRECISION of float32 products as torch has it: three TF32 products, which keep float32's digits, or
-    one where torch may use TF32."""
+    """Return the PRECISION of float32 products in torch: three TF32 products, which keep float32's digits, or one if
+    torch may use TF32."""
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """Return the PRECISION of `product` in a kernel whose inputs have this dtype. In half precision, float32 factors
-    are cut off to TF32; of float32 inputs they are rounded."""
+    """Return the PRECISION of `product` for inputs of this dtype. Float32 factors are truncated to TF32 with
+    half-precision inputs and rounded with float32 inputs."""
     if dtype != torch.float32:
         return "tf32"
     return "tf32x3" if float32_product() == "tf32x3" else "rounded tf32"
@@ -37,8 +37,8 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
     if WIDEN:
         result = tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
     elif PRECISION == "rounded tf32":
-        # Tensor cores cut off the bits that TF32 lacks, which biases all factors: gradients of mLSTM are off by 1.2e-2
-        # of themselves, with rounded factors by 8e-4.
+        # Tensor cores truncate to TF32, which biases all factors: the relative error of mLSTM's gradients is 1.2e-2,
+        # with rounded factors 8e-4.
         result = tl.dot(_nearest(left), _nearest(right), sum, input_precision="tf32")
     else:
         result = tl.dot(left, right, sum, input_precision=PRECISION)
@@ -47,8 +47,8 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
 
 @triton.jit
 def tall_product(left, right, PRECISION: tl.constexpr, sum=None):
-    """Compute `product` in blocks of 32 rows where `left` has at least 64 rows of fewer columns: there Triton would use
-    Hopper's instructions for four warps, which it compiles wrongly for narrow tiles."""
+    """Compute `product` in blocks of 32 rows if `left` has at least 64 rows and fewer than 64 columns: for these narrow
+    tiles Triton would miscompile Hopper's four-warp instructions."""
     rows: tl.constexpr = left.shape[0]
     inner: tl.constexpr = left.shape[1]
     if rows > 32 and inner < 64:

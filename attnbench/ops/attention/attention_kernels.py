@@ -1,8 +1,5 @@
-"""Implementations of softmax attention, by the name that settings, tables and tests have for each.
-
-`IMPLEMENTATIONS` is the one list of them: the mixers, the doctor, the benches and the tests take from it what each
-supports and how it is called. No implementation ever stands in for another: one that cannot run refuses.
-"""
+"""Implementations of softmax attention by name. Mixers, doctor, benches and tests read from `IMPLEMENTATIONS` how each
+is called and which inputs it supports. An implementation that cannot run raises; none is replaced by another."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,48 +18,45 @@ HALVES = ("bfloat16", "float16")
 PRECISIONS = ("float32", "tf32", *HALVES)
 
 OUR_KERNELS = ("triton", *STEPS)
-"""Names of attnbench's implementations, in Triton and in CUDA C++."""
+"""attnbench's implementations, in Triton and in CUDA C++."""
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-"""Softmax attention as a function of query, key, value and a flag for the causal mask."""
+"""(query, key, value, causal mask or not) -> output."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Implementation:
-    """One way to compute softmax attention, and the inputs that it supports."""
+    """One implementation of softmax attention, and its supported inputs."""
 
     name: str
     label: str = ""
     """Name in messages."""
     make: Callable[[], Attention]
-    """Import the function, or raise a UserError that says what is missing."""
+    """Import the function, or raise a UserError that names the missing part."""
     heads_first: bool
-    """Layout of all tensors in memory: (B, H, T, K) if true, otherwise (B, T, H, K)."""
+    """True for tensors (B, H, T, K) in memory, false for (B, T, H, K)."""
     on_cpu: bool = False
-    """True for one that also runs on a CPU; there it takes every precision and width."""
+    """True if it also runs on a CPU, where it supports every precision and width."""
     precisions: Sequence[str] = PRECISIONS
     """Precisions on CUDA."""
     widths: Sequence[int] | None = None
-    """Channels a head on CUDA; None for any number."""
+    """Channels per head on CUDA; None for any."""
     causal: bool = True
-    """False for one that computes attention without a causal mask alone."""
+    """False if it only computes attention without causal mask."""
     gradient: bool = True
-    """False for one that has no backward pass."""
+    """False without backward pass."""
     window: bool = False
-    """True for one that can leave out positions further back than a window."""
+    """True with support of a sliding window."""
     refuse: Callable[[str, str, int], str | None] = lambda device_type, precision, width: None
-    """Refusal that the fields above cannot express, with the signature of `refusal`, which calls it first."""
+    """Additional refusal, with the signature of `refusal`, which calls it first."""
 
     @property
     def max_width(self) -> float:
-        """Largest number of channels a head on CUDA."""
         return max(self.widths) if self.widths is not None else float("inf")
 
     def refusal(self, device_type: str, precision: str, width: int) -> str | None:
         """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width; None if it can.
-
-        An implementation that is not refused may still be missing, which `make` says.
-        """
+        It may still be missing, see `make`."""
         refused = self.refuse(device_type, precision, width)
         if refused is not None:
             return refused
@@ -78,7 +72,7 @@ class Implementation:
 
 
 def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: bool) -> Tensor:
-    """Two matrix products with a softmax between them, every weight in memory, in the dtype of the inputs."""
+    """Two matrix products around a softmax, with all weights in memory, in the dtype of the inputs."""
     score_BHTT = query_BHTK @ key_BHTK.mT * query_BHTK.shape[-1] ** -0.5
     if causal:
         T = score_BHTT.shape[-1]
@@ -89,10 +83,8 @@ def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: b
 
 @functools.cache
 def compiled_textbook() -> Attention:
-    """The textbook through torch.compile: a graph for each shape, and an error past the compiler's limit of graphs.
-
-    Without the compiler's pattern matching, which would exchange the textbook for SDPA, that has columns of its own.
-    """
+    """The textbook through torch.compile: one graph per shape, and an error past the compiler's limit of graphs.
+    Pattern matching is off, because it would replace the textbook by SDPA."""
     return torch.compile(textbook, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
 
 
@@ -156,7 +148,7 @@ _LISTED = (
         label="SDPA's flash kernel",
         make=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
         heads_first=True,
-        # On a CPU it has a kernel of the same kind for all of them.
+        # Its CPU kernel supports all of them.
         on_cpu=True,
         precisions=HALVES,
         widths=range(8, 257, 8),
@@ -166,8 +158,8 @@ _LISTED = (
         label="SDPA's memory-efficient kernel",
         make=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
         heads_first=True,
-        # Its products of float32 are always made of three of TF32 and as exact as float32's own: a column of it in
-        # tf32 would stand beside others that compute less.
+        # It always makes float32 products of three TF32 products, as exact as float32: a tf32 column would be compared
+        # with implementations that compute less.
         precisions=("float32", *HALVES),
         widths=range(8, 257, 8),
     ),
@@ -213,4 +205,4 @@ _LISTED = (
     ),
 )
 IMPLEMENTATIONS = {implementation.name: implementation for implementation in _LISTED}
-"""Every implementation by its name, the textbook first."""
+"""The textbook comes first."""

@@ -1,9 +1,9 @@
-"""Softmax attention with forget gates (Lin et al., 2025), by torch with its weights written out and by our kernels.
+"""Softmax attention with forget gates (Lin et al., 2025), by torch with materialised weights and by our kernels.
 
     y_t = sum_(s <= t) a_ts v_s,   a_ts proportional to exp(q_t . k_s / sqrt(K) + log f_(s+1) + ... + log f_t)
 
-The state is a cache of keys and values and, beside it, the sum of log f over the positions after each, `bias_BSH`.
-`definition` in softmax_attention.py has these sums position by position.
+The state is a cache of keys and values, and `bias_BSH`, the sum of log f over the positions after each.
+softmax_attention.py has the `definition`.
 """
 
 import torch
@@ -16,11 +16,11 @@ from attnbench.ops.common.cumulative_sum import cumulative_sum
 def forgetting_bias(log_forget_BTH: Tensor, past_BSH: Tensor | None = None) -> Tensor:
     """Return log f_(s+1) + ... + log f_t for each pair of positions, as a difference of cumulative sums; (B, H, T, S).
 
-    Pairs with s > t get the negative of what was forgotten between them, and are for a mask to leave out.
+    Pairs with s > t must be masked.
 
     Args:
-        log_forget_BTH: of T positions, in float32 at least: a sum over a long text loses its last digits otherwise.
-        past_BSH: of positions before these, the same sum up to the last of them; None where there are none.
+        log_forget_BTH: of T positions, in float32 at least, for sums over long texts.
+        past_BSH: sum of log f from each earlier position to the last of them; None without earlier positions.
     """
     sum_BHT = cumulative_sum(log_forget_BTH).mT
     source_BHS = sum_BHT if past_BSH is None else torch.cat([-past_BSH.mT, sum_BHT], dim=2)
@@ -45,20 +45,19 @@ def forgetting_prefill(
     """Attend from the last T of S positions to all S; (B, T, H, K).
 
     Args:
-        bias_BSH: of the cache's S positions; what is there of those before the T becomes what it is after them, and
-            that of the T is filled in.
+        bias_BSH: of the cache's S positions; updated in place for the positions before the T, and filled in for the T.
     """
     start = key_BSGK.shape[1] - query_BTHK.shape[1]
     past_BSH = bias_BSH[:, :start]
     if backend == "torch":
         bias_BHTS = forgetting_bias(log_forget_BTH, past_BSH)
-        # The last query's are what the next one's are counted on from.
+        # The bias seen from the last query is the next state.
         bias_BSH.copy_(bias_BHTS[:, :, -1].mT)
         return materialised(query_BTHK, key_BSGK, value_BSGK, None, bias_BHTS)
     from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget
     from attnbench.ops.attention.triton.flash_op import flash_attention
 
-    # Counted from the first of the T positions on, and back from there.
+    # Sums start at the first of the T positions and run back from there.
     sum_BHT = cumulative_log_forget(log_forget_BTH)
     cumulative_BHS = torch.cat([-past_BSH.mT.double(), sum_BHT], dim=2)
     bias_BSH.copy_((sum_BHT[:, :, -1:] - cumulative_BHS).mT)
@@ -74,12 +73,10 @@ def forgetting_step(
     position: Tensor,
     backend: str,
 ) -> Tensor:
-    """Attend from a single query, T = 1, at `position` to what is filled of a cache, `bias_BSH` with it; (B, 1, H, K).
-
-    triton in one pass over what is filled, see ops/attention/triton/flash_decoding.py.
-    """
+    """Attend from a single query, T = 1, at `position` to the filled part of a cache, and update `bias_BSH`; (B, 1, H,
+    K)."""
     if backend == "torch":
-        # Entries ahead change too, and are set to 0 where their position is written.
+        # Entries ahead change too; they are set to 0 when their position is written.
         bias_BSH.add_(log_forget_BTH)
         bias_BSH.index_fill_(1, position[None], 0.0)
         past_S = position - torch.arange(key_BSGK.shape[1], device=query_BTHK.device)

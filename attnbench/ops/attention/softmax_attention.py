@@ -1,11 +1,12 @@
-"""Softmax attention: its definition, its product with materialised weights, its fused kernels and the choice of them.
+"""Softmax attention (Vaswani et al., 2017): definition, product with materialised weights, fused kernels and their
+choice.
 
     y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
 
-(Vaswani et al., 2017). Heads of queries may share a head of keys and values (Ainslie et al., 2023), and a window may
-leave out positions further back. A forget gate adds log f_(s+1) + ... + log f_t to the score of t and s (Lin et al.,
-2025). With fewer queries than keys, they are those of the last positions. The state is a cache of keys and values.
-`IMPLEMENTATIONS` in attention_kernels.py lists what each kernel supports.
+Query heads may share a key/value head (Ainslie et al., 2023), and a window may hide earlier positions. A forget gate
+adds log f_(s+1) + ... + log f_t to the score of t and s (Lin et al., 2025). If there are fewer queries than keys, they
+belong to the last positions. The state is a cache of keys and values. `IMPLEMENTATIONS` in attention_kernels.py lists
+what each kernel supports.
 """
 
 import torch
@@ -21,7 +22,7 @@ from attnbench.settings.errors import UserError
 SDPA_KERNELS = {"sdpa": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 KERNELS = {"sdpa": "sdpa_flash", "cudnn": "sdpa_cudnn", "flash_attn": "flash_attn", "triton": "triton"}
-"""Backends of the flash mixer, and their names among IMPLEMENTATIONS."""
+"""Backends of the flash mixer, with their names in IMPLEMENTATIONS."""
 
 AUTO_RULE = "CUDA: cudnn in bfloat16, triton in float32; CPU: sdpa; triton with a window"
 
@@ -33,7 +34,7 @@ def definition(
     window: int | None,
     log_forget_BTH: Tensor | None = None,
 ) -> Tensor:
-    """Compute the sum at the head of this file, one position and one head at a time; (B, T, H, V).
+    """Compute the sum in this module's docstring, one position and one head at a time; (B, T, H, V).
 
     Args:
         log_forget_BTH: log f_t of each query head; None for no forgetting.
@@ -49,7 +50,7 @@ def definition(
             value_BSV = value_BTHV[:, first : position + 1, head // shared_by]
             score_BS = torch.bmm(key_BSK, query_BTHK[:, position, head, :, None])[..., 0] / width**0.5
             if log_forget_BTH is not None:
-                # Summed from the query back: a key's is the sum over the positions after it.
+                # Summed backwards from the query over the positions after each key.
                 after_BS = log_forget_BTH[:, first + 1 : position + 1, head].flip(1).cumsum(1).flip(1)
                 score_BS = score_BS + F.pad(after_BS, (0, 1))
             odds_BS = (score_BS - score_BS.amax(dim=1, keepdim=True)).exp()
@@ -66,17 +67,17 @@ def attend(
     visible_TS: Tensor,
     bias_BHTS: Tensor | None = None,
 ) -> Tensor:
-    """Compute softmax(q k^T / sqrt(K) + bias) v with the weights written out; (B, T, H, V).
+    """Compute softmax(q k^T / sqrt(K) + bias) v with materialised weights; (B, T, H, V).
 
     Args:
         visible_TS: true where the query's position may see the key's.
-        bias_BHTS: of each query head; None for none.
+        bias_BHTS: per query head; None for none.
     """
     num_groups, width = key_BSHK.shape[2:]
-    # Query heads are gathered by the key/value head they share, which so need not be repeated.
+    # Query heads are grouped by key/value head, so that these need not be repeated.
     query_BTGHK = (query_BTHK * width**-0.5).unflatten(2, (num_groups, -1))
     score_BGHTS = torch.einsum("btghk,bsgk->bghts", query_BTGHK, key_BSHK)
-    # Float32 at least: a sum of exponentials over the length loses its small terms in bfloat16.
+    # Float32 at least: bfloat16 loses the small terms of a sum over the length.
     score_BGHTS = at_least_float32(score_BGHTS)
     if bias_BHTS is not None:
         score_BGHTS = score_BGHTS + bias_BHTS.unflatten(1, (num_groups, -1))
@@ -85,7 +86,8 @@ def attend(
 
 
 def visible(past: Tensor, window: int | None) -> Tensor:
-    """Return where a key `past` positions back is seen: not ahead, and within `window`, which counts the query's."""
+    """Return whether a key `past` positions back is visible: not in the future, and within `window`, which includes the
+    query's position."""
     return past >= 0 if window is None else (past >= 0) & (past < window)
 
 
@@ -96,20 +98,20 @@ def materialised(
     window: int | None,
     bias_BHTS: Tensor | None = None,
 ) -> Tensor:
-    """Attend from the last T of S positions to all S, weights written out; (B, T, H, V)."""
+    """Attend from the last T of S positions to all S with materialised weights; (B, T, H, V)."""
     position_S = torch.arange(key_BSHK.shape[1], device=key_BSHK.device)
     past_TS = position_S[-query_BTHK.shape[1] :, None] - position_S
     return attend(query_BTHK, key_BSHK, value_BSHV, visible(past_TS, window), bias_BHTS)
 
 
 def fused(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int | None, backend: str) -> Tensor:
-    """Attend from the last T of S positions to all S through one of KERNELS; (B, T, H, K)."""
+    """Attend from the last T of S positions to all S by one of KERNELS; (B, T, H, K)."""
     if backend == "cudnn" and key_BSHK.shape[1] == 1:
-        # It refuses a single key, which has all the weight there is.
+        # It refuses a single key, whose weight is 1.
         return value_BSHK.repeat_interleave(query_BTHK.shape[2] // value_BSHK.shape[2], dim=2)
     if backend in SDPA_KERNELS:
         return _sdpa(query_BTHK, key_BSHK, value_BSHK, SDPA_KERNELS[backend])
-    # With fewer queries than keys the causal mask of both is aligned to the last of both.
+    # With fewer queries than keys, both align the causal mask to the last position.
     if backend == "flash_attn":
         sizes = (-1, -1) if window is None else (window - 1, 0)
         return load_flash_attn()(query_BTHK, key_BSHK, value_BSHK, causal=True, window_size=sizes)
@@ -121,7 +123,7 @@ def fused(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int 
 def fused_packed(
     mixed_BTC: Tensor, angles: Tensor | None, num_heads: int, num_key_value_heads: int, window: int | None
 ) -> Tensor:
-    """Attend by our kernel to the heads of query, key and value side by side, which it rotates itself; (B, T, H × K).
+    """Attend by our kernel from packed query, key and value, which it rotates itself; (B, T, H × K).
 
     Args:
         angles: see ops/layers/rotary.py; None for no rotary positions.
@@ -141,11 +143,10 @@ def fused_packed(
 def decode(
     query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, position: Tensor, window: int | None, backend: str
 ) -> Tensor:
-    """Attend from a single query, T = 1, at `position` to what is filled of a cache; (B, 1, H, K).
+    """Attend from a single query, T = 1, at `position` to the filled part of a cache; (B, 1, H, K).
 
-    triton by a kernel that reads what is filled alone, in parts side by side. The others by a product over the whole
-    cache, what lies ahead masked: a single query has no T × T weights to avoid, and the shapes do not depend on the
-    position, which a captured CUDA graph needs.
+    triton reads the filled part alone. The other backends multiply by the whole cache and mask the rest: a single query
+    has no T × T weights to avoid, and shapes do not depend on the position, as a captured CUDA graph requires.
     """
     if backend == "triton":
         from attnbench.ops.attention.triton.flash_decoding import flash_decoding
@@ -158,24 +159,24 @@ def decode(
 def attention_flops(
     length: int, num_heads: int, head_width: int, window: int | None = None, value_width: int | None = None
 ) -> int:
-    """Count 2 K for the score and 2 V for the weighted sum, for each head and each pair of positions s <= t, less those
-    before the window. V is K where `value_width` is None."""
+    """Count 2 K for the score and 2 V for the weighted sum, per head and pair of positions s <= t within the window. V
+    is K if `value_width` is None."""
     unseen = max(0, length - window) if window is not None else 0
     pairs = length * (length + 1) // 2 - unseen * (unseen + 1) // 2
     return pairs * num_heads * 2 * (head_width + (head_width if value_width is None else value_width))
 
 
 def _sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPBackend) -> Tensor:
-    """Attend through the kernel of torch that is named, or raise: no other runs."""
+    """Attend by the named kernel of torch, or raise."""
     query_BHTK, key_BHSK, value_BHSK = (x.transpose(1, 2) for x in (query_BTHK, key_BSHK, value_BSHK))
     length, source = query_BHTK.shape[2], key_BHSK.shape[2]
     if length in (1, source):
         # A single query sees everything.
         return _unmasked(query_BHTK, key_BHSK, value_BHSK, kernel, is_causal=length == source).transpose(1, 2)
-    # `is_causal` would let the first query see the first key alone. The flash kernel for CUDA takes no mask but can
-    # align its causal one to the last position; that for CPUs and cuDNN's are the other way round.
+    # `is_causal` would align the mask to the first key. The CUDA flash kernel takes no mask but a causal one aligned to
+    # the last position; the CPU's and cuDNN's take only a mask.
     if query_BHTK.device.type == "cuda" and kernel == SDPBackend.FLASH_ATTENTION:
-        # Imported here: it loads torch's compiler, which takes more than a second.
+        # Imported here: loads torch's compiler, which takes over a second.
         from torch.nn.attention.bias import causal_lower_right
 
         mask = causal_lower_right(length, source)
@@ -193,14 +194,11 @@ def _sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPB
 def _unmasked(
     query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, kernel: SDPBackend, *, is_causal: bool
 ) -> Tensor:
-    """Call the operator of a kernel, which scaled_dot_product_attention would end in, as training does.
-
-    A choice of kernel is a setting of the process. In the middle of a graph it keeps torch's compiler from taking the
-    graph from its cache: every start would trace and compile anew.
-    """
+    """Call the operator that scaled_dot_product_attention would dispatch to. `sdpa_kernel` is process state: within a
+    graph it keeps torch's compiler from caching the graph, so that every start would compile anew."""
     device_type = query_BHTK.device.type
     if torch.is_autocast_enabled(device_type):
-        # Of this autocast knows the whole function alone.
+        # Autocast only knows the enclosing function.
         dtype = torch.get_autocast_dtype(device_type)
         query_BHTK, key_BHSK, value_BHSK = (
             x.to(dtype) if x.dtype == torch.float32 else x for x in (query_BHTK, key_BHSK, value_BHSK)
@@ -215,13 +213,13 @@ def _unmasked(
 
 
 def choose_fused(backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str) -> str:
-    """Resolve `auto`, and hold the backend against what its kernel supports.
+    """Resolve `auto`, and check that the kernel supports the inputs.
 
     Args:
-        head_width: None where the model, which gives it, is not known yet.
+        head_width: None if not known yet.
 
     Raises:
-        UserError: the kernel cannot run, with the way out.
+        UserError: the kernel cannot run; names a remedy.
     """
     resolved = resolve_fused(backend, window, head_width, device_type, precision)
     if device_type == "cuda":
@@ -248,10 +246,10 @@ def choose_fused(backend: str, *, window: int | None, head_width: int | None, de
 
 
 def resolve_fused(backend: str, window: int | None, head_width: int | None, device_type: str, precision: str) -> str:
-    """Return a backend by name, `auto` as AUTO_RULE has it; see `Flash`.
+    """Resolve `auto` by AUTO_RULE, see `Flash`.
 
     Raises:
-        UserError: a window that is below 1, or given to a kernel that has none.
+        UserError: a window below 1, or for a kernel without windows.
     """
     if window is not None and window < 1:
         raise UserError(f"attn.window={window}: must be at least 1, or null for none")

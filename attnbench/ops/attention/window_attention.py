@@ -1,7 +1,5 @@
-"""Softmax attention within a sliding window, in blocks: its work and memory grow with the length alone.
-
-A block of as many positions as the window has sees itself and the block before it, and nothing else.
-"""
+"""Softmax attention within a sliding window, in blocks of the window's size: each block sees itself and the block
+before it, so that work and memory grow linearly with the length."""
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +16,24 @@ def window_attention(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, w
     """Attend from the last T of S positions to themselves and the window - 1 before each; (B, T, H, K)."""
     if backend != "torch":
         return fused(query_BTHK, key_BSHK, value_BSHK, window, backend)
-    # Below two blocks there is nothing to leave out.
+    # Up to two blocks, everything is visible.
     form = materialised if key_BSHK.shape[1] <= 2 * window else in_blocks
     return form(query_BTHK, key_BSHK, value_BSHK, window)
 
 
 def window_step(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, position: Tensor, backend: str) -> Tensor:
-    """Attend from a single query, T = 1, at `position` to what is filled of a cache that has the window alone, in
-    whatever order; (B, 1, H, K). triton by the kernel that Flash decodes with."""
+    """Attend from a single query, T = 1, at `position` to the filled part of a cache of the window, in any order; (B,
+    1, H, K)."""
     last = position.clamp(max=key_BSHK.shape[1] - 1)
     return decode(query_BTHK, key_BSHK, value_BSHK, last, None, backend)
 
 
 def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int) -> Tensor:
-    """Compute the same, each block's weights written out; (B, T, H, K)."""
+    """Compute the same with each block's weights materialised; (B, T, H, K)."""
     batch_size, length = key_BSHK.shape[:2]
     ahead, behind = length - query_BTHK.shape[1], -length % window
     query_BNWHK = F.pad(query_BTHK, (0, 0, 0, 0, ahead, behind)).unflatten(1, (-1, window))
-    # Blocks of keys, the first of them of zeros that nobody sees.
+    # Blocks of keys; the first is of zeros and masked.
     key_BNWHK, value_BNWHK = (
         F.pad(x, (0, 0, 0, 0, window, behind)).unflatten(1, (-1, window)) for x in (key_BSHK, value_BSHK)
     )
@@ -54,15 +52,8 @@ def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: 
 def choose_beside_torch(
     backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str
 ) -> str:
-    """Resolve `auto` as AUTO_RULE has it, and hold the backend against what its kernel supports.
-
-    Args:
-        window: None for none.
-        head_width: None where the model, which gives it, is not known yet.
-
-    Raises:
-        UserError: the kernel cannot run, with the way out.
-    """
+    """Resolve `auto` by AUTO_RULE, and check that the kernel supports the inputs; arguments and errors as of
+    `choose_fused`."""
     if backend == "auto":
         fits = head_width is None or head_width <= IMPLEMENTATIONS["triton"].max_width
         backend = "triton" if device_type == "cuda" and fits else "torch"

@@ -1,4 +1,4 @@
-"""FlashAttention's forward pass in CUDA C++, written to be read: flash_attention.cu, built when first called."""
+"""FlashAttention's forward pass in CUDA C++, written for reading: flash_attention.cu, built on first use."""
 
 import ctypes
 import functools
@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.settings.errors import UserError
 
 STEPS = {"cuda_mma": 1, "cuda_ldmatrix": 2, "cuda_async": 3, "cuda_stages": 4}
-"""Steps of the kernel, by name; the head of the source says what each adds."""
+"""Steps of the kernel by name, described in the source."""
 
 WIDTHS = (64, 128)
 SOURCE = Path(__file__).parent / "flash_attention.cu"
@@ -20,15 +20,14 @@ SOURCE = Path(__file__).parent / "flash_attention.cu"
 
 def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return one of STEPS, as a function of query, key and value (B, H, N, D) in float16 or bfloat16, D one of WIDTHS.
-
-    Every position sees all. It has no backward pass.
+    No causal mask, no backward pass.
 
     Raises:
-        UserError: there is no nvcc, or it does not build.
+        UserError: nvcc is missing or the build fails.
     """
     kernel, step = _library(), STEPS[name]
     if isinstance(kernel, UserError):
-        # A new one: one that is raised again keeps the frames of the first time.
+        # A new exception: one raised again keeps the frames of the first time.
         raise UserError(str(kernel))
 
     def attend(query_BHNK: Tensor, key_BHNK: Tensor, value_BHNK: Tensor) -> Tensor:
@@ -52,11 +51,8 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @functools.cache
 def _library() -> Any:
-    """Return the built source's one function; called through ctypes, so that no header of torch need be compiled.
-
-    Where it does not build, the UserError that says why: a cache keeps no exceptions, and every caller would have the
-    compiler fail anew.
-    """
+    """Return the function of the built source, by ctypes, so that no torch headers are compiled. If the build fails,
+    return its UserError: a cache keeps no exceptions, and every call would build again."""
     try:
         return _build()
     except UserError as error:
@@ -64,7 +60,7 @@ def _library() -> Any:
 
 
 def _build() -> Any:
-    # Imported here: it looks for a compiler.
+    # Imported here: looks for a compiler.
     from torch.utils import cpp_extension
 
     home = cpp_extension.CUDA_HOME

@@ -1,8 +1,8 @@
-"""Cumulative sums of log forget gates in float64, of which FlashAttention's kernels take differences.
+"""Cumulative sums of log forget gates in float64, for FlashAttention's kernels.
 
     C_t = log f_1 + ... + log f_t,   dL/d(log f_s) = sum_(t >= s) dL/dC_t
 
-One program per sequence and head sums in a fixed order, so that equal inputs give equal bits.
+One program per sequence and head sums in a fixed order: deterministic.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -19,7 +19,7 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 BLOCK = 1024
-"""Positions that a program sums up at once, at most."""
+"""Most positions that a program sums at once."""
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -27,12 +27,12 @@ def cumulative_sum_kernel(
     source, source_strides, result, result_strides, length,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """One head of one sequence; strides are those along B, H and T. REVERSE: from the last position back."""
+    """Sum one head of one sequence; strides are along B, H and T. REVERSE: from the last position back."""
     batch, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     source += batch * source_strides[0] + head * source_strides[1]
     result += batch * result_strides[0] + head * result_strides[1]
     num_blocks = tl.cdiv(length, BLOCK)
-    # A sum of one number, so that it has a dtype before the first block.
+    # Gives the sum a dtype before the first block.
     before = tl.sum(tl.zeros([BLOCK], tl.float64), 0)
     for index in range(num_blocks):
         block = num_blocks - 1 - index if REVERSE else index
@@ -72,7 +72,6 @@ def cumulative_log_forget(log_forget_BTH: Tensor) -> Tensor:
 
 @custom_op("cumulative_log_forget_backward", lambda gradient: _turned(gradient, torch.float32))
 def _backward(gradient_BHT: Tensor) -> Tensor:
-    """Return the gradient of log f, (B, T, H) in float32."""
     log_forget_gradient_BTH = _turned(gradient_BHT, torch.float32)
     _sum_up(gradient_BHT, log_forget_gradient_BTH.mT, reverse=True)
     return log_forget_gradient_BTH

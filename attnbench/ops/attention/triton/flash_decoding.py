@@ -1,17 +1,16 @@
-"""Attention of one new position over a cache, the cache cut into pieces that are read side by side (Dao et al., 2023).
+"""Attention of one new position over a cache, split into parts that are read in parallel (Dao et al., 2023).
 
     y = sum_s p_s v_s,   p_s = exp(c q . k_s) / sum_r exp(c q . k_r),   c = 1 / sqrt(K)
 
-over the positions s that are filled. One pass over keys and values takes as long as reading the memory, if enough
-programs read at a time. Where sequences × heads are fewer than the multiprocessors, each program takes one of several
-splits of the keys and writes their largest score, the sum of exponentials under it and the weighted sum of values, in
-float32; a second kernel combines the splits.
+over the filled positions s. One pass over keys and values is bound by memory bandwidth if enough programs read. If
+there are fewer sequences × heads than multiprocessors, each program reads one of several splits of the keys and writes
+their largest score, sum of exponentials and weighted sum of values in float32; a second kernel combines them.
 
-The kernel reads the number of filled positions on the device, so that a captured CUDA graph decodes at every position.
-Splits are equal parts of the filled positions; some are empty while there are fewer blocks of keys than splits.
+The number of filled positions is read on the device, so that a captured CUDA graph decodes at every position. Splits
+are equal parts of the filled positions; some may be empty.
 
-Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums are kept beside the cache;
-the same pass adds the newest gate to each and writes it back.
+Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums are stored beside the
+cache; the kernel adds the newest gate to each.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -29,15 +28,15 @@ from attnbench.ops.common.triton.products import float32_product
 from attnbench.ops.layers.triton.rotary_kernels import padded_width
 
 MAX_WIDTH = 256
-"""Channels a head. A width that is no power of two is computed as the next one, the rest masked."""
+"""Channels per head; padded to a power of two."""
 
 MAX_SPLITS = 128
 PROGRAMS = 4
-"""Programs per multiprocessor that the number of splits aims at: as many as run there at once."""
+"""Target number of programs per multiprocessor: as many as run there at once."""
 
 
 class Tiles(NamedTuple):
-    """Launch of the first kernel; changes the result by rounding at most."""
+    """Launch of the first kernel; changes results by rounding only."""
 
     keys: int
     num_warps: int
@@ -45,20 +44,22 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
-    """Choose blocks of up to 8 KiB of keys and of values, with which PROGRAMS programs fit into a multiprocessor."""
+    """Choose blocks of up to 8 KiB of keys and of values, so that PROGRAMS programs fit on a multiprocessor."""
     row_bytes = padded_width(width) * dtype.itemsize
     return Tiles(min(64, max(16, 8192 // row_bytes)), 4, 4)
 
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
-    """Return as many splits as give a multiprocessor up to PROGRAMS programs, each with a block of keys or more.
+    """Return the number of splits that gives a multiprocessor up to PROGRAMS programs, each with at least one block of
+    keys.
 
-    One where every multiprocessor has a program already: splitting 256 sequences took 2 to 23 % longer on 132 of them.
+    1 if every multiprocessor has a program already: splitting 256 sequences took 2 to 23 % longer on 132
+    multiprocessors.
 
     Args:
-        num_keys: that the cache has room for, or that a window shows.
-        num_sequences: batch × key/value heads: the programs that there are without splitting.
-        keys: of a block.
+        num_keys: size of the cache or the window.
+        num_sequences: batch × key/value heads: programs without splitting.
+        keys: per block.
     """
     if num_sequences == 0 or num_sequences >= num_multiprocessors:
         return 1
@@ -78,7 +79,6 @@ def _decode(
     log_forget: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, K), contiguous; `window` 0 for none. Tiles and kernel change the speed, not the result beyond rounding."""
     (B, H, K), G = query.shape, key.shape[2]
     mixed = query.new_empty(query.shape)
     partial = mixed if splits == 1 else query.new_empty((B, H, splits, K), dtype=torch.float32)
@@ -186,8 +186,8 @@ def forgetting_decoding(
 
     Args:
         log_forget_BH: log f of the position, float32.
-        bias_BSH: the sum of log f over the positions after each that is filled, up to the one before this, float32. It
-            becomes that up to this position.
+        bias_BSH: sum of log f from each filled position to the one before this, float32; updated to include this
+            position.
     """
     splits = _number_of_splits(splits, None, query_BHK, key_BSGK)
     return _forgetting_decoding(query_BHK, key_BSGK, value_BSGK, log_forget_BH, bias_BSH, position, splits)
@@ -202,19 +202,17 @@ def flash_decoding(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Attention of H query heads, one position each, over a cache of G key/value heads shared by H / G; (B, H, K).
-
-    It has no gradient.
+    """Attention of H query heads, one position each, over a cache of G key/value heads shared by H / G; (B, H, K). No
+    gradient.
 
     Args:
-        key_BSGK: with room for S positions; what lies behind `position` is not read.
-        position: of the query, whose own key is the last it sees: an int64 scalar on the device, below S.
-        window: of what it sees, the last so many, its own position included; None for all.
-        splits: parts that the cache is read in, 1 for whole; None for as many as `splits_for` gives. Changes the speed,
-            not the result beyond rounding.
+        key_BSGK: room for S positions; positions after `position` are not read.
+        position: of the query and its own key: an int64 scalar on the device, below S.
+        window: number of visible positions, its own included; None for all.
+        splits: parts of the cache; None for `splits_for`. Changes the result by rounding only.
 
     Raises:
-        ValueError: shapes that do not fit, a window or a number of splits below 1.
+        ValueError: mismatched shapes, a window or number of splits below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"a window of {window}: must be at least 1")

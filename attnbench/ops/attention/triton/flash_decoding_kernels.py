@@ -1,4 +1,4 @@
-"""Kernels of attention of one new position over a cache; flash_decoding.py says what they compute."""
+"""Kernels of attention of one new position over a cache, see flash_decoding.py."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
@@ -9,13 +9,13 @@ import triton.language as tl
 from attnbench.ops.layers.triton.rotary_kernels import load_rows, store_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score. Finite, because the difference of two infinities is no number; beside any other score it weighs 0.
+# A masked score. Finite, because the difference of two infinities is NaN; its weight beside any other score is 0.
 MASKED_SCORE = tl.constexpr(-1e30)
 
 
 @triton.jit
 def _own_keys(position, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr):
-    """The first key of this program's split and the end of them, in blocks shared out as equally as they can be."""
+    """Return the first key and the end of this program's split, in nearly equal numbers of blocks."""
     stop = tl.load(position).to(tl.int32) + 1
     first = 0
     if WINDOW > 0:
@@ -28,14 +28,14 @@ def _own_keys(position, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.con
 
 @triton.jit
 def _forget(address, inside, is_newest, newest_gate):
-    """Add the newest gate to the sums at `address`, 0 to begin with; return log2 of what that leaves."""
+    """Add the newest gate to the sums at `address`, which start at 0; return the result in units of log2."""
     bias = tl.where(is_newest, 0.0, tl.load(address, mask=inside, other=0.0) + newest_gate)
     tl.store(address, bias, mask=inside)
     return bias * LOG2_E
 
 
-# In the two kernels below a tensor of (B, S, G, K) comes with its strides along B, S and G as a tuple, the query with
-# those along B and H. With FORGETS, `log_forget` is (B, H) and `bias` (B, S, H), which has a stride along B alone.
+# In the two kernels below, tensors (B, S, G, K) have a tuple of their strides along B, S and G, the query along B and
+# H. With FORGETS, `log_forget` is (B, H) and `bias` (B, S, H) with a stride along B.
 
 
 @triton.jit
@@ -46,10 +46,8 @@ def single_kernel(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One query head that shares its keys with no other: nothing for matrix units, and no word between threads.
-
-    Each row of a block keeps a largest score and sums of its own. They meet after the last block.
-    """
+    """Decode a query head that shares its keys with no other: no matrix units, and no communication between threads.
+    Each row of a block has its own largest score and sums, combined after the last block."""
     sequence = tl.program_id(0).to(tl.int64)
     batch, head = sequence // HEADS, sequence % HEADS
     key += batch * key_strides[0] + head * key_strides[2]
@@ -79,7 +77,7 @@ def single_kernel(
         accumulated = accumulated * correction[:, None] + weight[:, None] * value_tile.to(tl.float32)
         row_largest = new_largest
     own_largest = tl.max(row_largest, 0)
-    # A row that saw no key has summed up masked scores; among rows that saw one it weighs 0.
+    # A row without keys has summed masked scores; beside other rows it weighs 0.
     correction = tl.exp2(row_largest - own_largest)
     own_total = tl.sum(row_total * correction, 0)
     own_mixed = tl.sum(accumulated * correction[:, None], 0)
@@ -100,7 +98,7 @@ def grouped_kernel(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All query heads that share one key/value head, as the rows of a matrix product; MEMBERS pads them to 16."""
+    """Decode all query heads of one key/value head, as the rows of a matrix product; MEMBERS pads them to 16."""
     sequence = tl.program_id(0).to(tl.int64)
     batch, group = sequence // (HEADS // SHARED_BY), sequence % (HEADS // SHARED_BY)
     key += batch * key_strides[0] + group * key_strides[2]
@@ -147,7 +145,7 @@ def combine_kernel(
     partial, largest, total, mixed,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of one sequence and head: the splits' sums of values, brought under one largest score."""
+    """Combine the splits of some channels of one sequence and head under their common largest score."""
     row, split = tl.program_id(0).to(tl.int64) * SPLITS, tl.arange(0, PADDED_SPLITS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     own_largest = tl.load(largest + row + split, mask=split < SPLITS, other=MASKED_SCORE)

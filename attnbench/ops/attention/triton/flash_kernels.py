@@ -1,10 +1,10 @@
-"""FlashAttention's kernels; flash_op.py says what they compute.
+"""FlashAttention's kernels, see flash_op.py.
 
-A tensor of (B, T, H, K) comes with its strides along B, T and H as a tuple. With SPLIT, programs along the grid's
-second axis have parts of one walk, and what they write has B for every part, one after the other.
+Tensors (B, T, H, K) come with a tuple of their strides along B, T and H. With SPLIT, programs along the grid's second
+axis have parts of one walk and write them one after the other along B.
 
-With FORGETS, `cumulative` is the sum of log f up to every position of the keys, (B, H, S) in float64 and contiguous. A
-program rounds differences to the middle of its block, which are small where weights are large.
+With FORGETS, `cumulative` is the sum of log f up to every key's position, (B, H, S) in float64 and contiguous. A
+program rounds differences from the middle of its block, which are small where weights are large.
 """
 
 import triton
@@ -19,7 +19,7 @@ LENGTHS = ("num_queries", "num_keys", "length")
 
 @triton.jit
 def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Return which keys a query sees; the last query has the position of the last key."""
+    """Return which keys a query sees; the last query is at the position of the last key."""
     seen = key_position < num_keys
     if CAUSAL:
         seen &= key_position <= query_position
@@ -32,7 +32,8 @@ def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDO
 def _keys_in_view(
     first_query, offset, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):
-    """Return, for a block of queries, the first visible key, the end of the keys that all see, and the end of all."""
+    """For a block of queries, return the first visible key, the end of the keys visible to all, and the end of the
+    visible keys."""
     first, stop, all_seen = 0, num_keys, num_keys
     if CAUSAL:
         stop = tl.minimum(num_keys, first_query + QUERIES + offset)
@@ -45,17 +46,16 @@ def _keys_in_view(
 
 @triton.jit
 def _forgotten(cumulative, position, num_keys, since):
-    """Return log2 of the gates' product between each position and the one whose sum is `since`, float32. Positions past
+    """Return log2 of the gates' product between each position and the one with the sum `since`, float32. Positions past
     the last count as the last."""
     own = tl.load(cumulative + tl.minimum(position, num_keys - 1))
     lost = ((since - own) * LOG2_E).to(tl.float32)
-    # An identity that keeps each thread from recomputing the differences of all its scores in float64.
+    # An identity that keeps each thread from recomputing float64 differences for all its scores.
     return tl.gather(lost, tl.arange(0, position.shape[0]), 0)
 
 
 @triton.jit
 def _forgotten_until(cumulative, position, num_keys, since):
-    """Return the same of a single position."""
     return ((since - tl.load(cumulative + tl.minimum(position, num_keys - 1))) * LOG2_E).to(tl.float32)
 
 
@@ -68,9 +68,9 @@ def flash_forward_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head; `mixed` is contiguous."""
+    """Compute y and z of one block of queries of one head; `mixed` is contiguous."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
-    # The last block sees most: it starts first, so that short ones fill up the end.
+    # The last block sees most keys: it starts first, so that short ones fill up the end.
     first_query = (num_blocks - 1 - tl.program_id(0) % num_blocks) * QUERIES
     sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
     batch, head = sequence // HEADS, sequence % HEADS
@@ -99,8 +99,8 @@ def flash_forward_kernel(
                 key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if masked or FORGETS:
-                # Scaled before it is masked: a GPU multiplies and subtracts with one rounding, and what is left of
-                # 1e30 minus the same rounded once more is no small number.
+                # Scaled before masking: a GPU multiplies and subtracts with one rounding, and 1e30 minus its rounded
+                # self leaves a large remainder.
                 if masked:
                     seen = _visible(position[:, None] + offset, key_position[None, :], num_keys, CAUSAL, WINDOW)
                 score *= scale * LOG2_E
@@ -121,12 +121,12 @@ def flash_forward_kernel(
             )
             largest = new_largest
     if SPLIT:
-        # In an empty part a row has seen no key, not even a masked one: it must not divide by 0 to weigh nothing.
+        # In an empty part a row has seen no key, not even a masked one; avoids a division by 0.
         total = tl.where(total > 0, total, 1.0)
         sequence += tl.program_id(1) * (tl.num_programs(0) // num_blocks)
         batch = sequence // HEADS
     if FORGETS:
-        # What all scores of a row have in common, and left out until here.
+        # The common part of a row's scores, left out until here.
         largest -= _forgotten(cumulative, position + offset, num_keys, since)
     mixed += (batch * num_queries * HEADS + head) * WIDTH
     store_rows(mixed, HEADS * WIDTH, position, num_queries, accumulated / total[:, None], WIDTH, PADDED)
@@ -144,11 +144,9 @@ def flash_query_gradient_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head; also writes its r_t, which the other kernel reads.
-
-    And, with FORGETS, its sums of d_ts over the keys before t, and `lost`: log2 of what a weight is divided by, and of
-    what gates leave between t and the middle of its block.
-    """
+    """Compute the query gradient of one block of queries of one head, and r_t for the other kernel. With FORGETS also
+    the sums of d_ts over keys before t, and `lost`, log2 of the weights' divisor times the gates' product between t and
+    the middle of its block."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
     first_query = (num_blocks - 1 - tl.program_id(0) % num_blocks) * QUERIES
     sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -166,13 +164,13 @@ def flash_query_gradient_kernel(
     mixed_tile = load_rows(mixed, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, True)
     row, inside = sequence * num_queries + position, position < num_queries
     row_product = tl.sum(gradient_tile.to(tl.float32) * mixed_tile.to(tl.float32), 1)
-    # Of a walk that is split, every part writes the same.
+    # All parts of a split walk write the same.
     tl.store(own_product + row, row_product, mask=inside)
     logsumexp_log2 = tl.load(logsumexp + row, mask=inside, other=0.0) * LOG2_E
     offset = num_keys - num_queries
     first, middle, stop = _keys_in_view(first_query, offset, num_keys, CAUSAL, WINDOW, QUERIES, KEYS)
     if FORGETS:
-        # A query's own key, whose score has lost nothing, is to be among the masked.
+        # A query's own key, whose score has lost nothing, must be in the masked loop.
         middle = tl.minimum(middle, (first_query + offset) // KEYS * KEYS)
         cumulative += sequence * num_keys
         since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
@@ -227,11 +225,11 @@ def flash_key_value_gradient_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one key/value head, over all query heads that share it. The first block is seen by most.
+    """Compute the gradients of one block of keys of one key/value head, over all query heads that share it.
 
-    Keys go down the tiles here and queries across. Queries past the last are zeros, their gradients too: they add
-    nothing. Keys past the last get sums that are not stored. With SPLIT, the gradient in `cumulative` lacks `row_sum`.
-    With FORGETS, `logsumexp` is the other kernel's `lost`, whose blocks have FORGETS_BY queries, a multiple of QUERIES.
+    Tiles are (keys, queries). Queries past the last are zeros, like their gradients; sums of keys past the last are not
+    stored. With SPLIT, `cumulative`'s gradient lacks `row_sum`. With FORGETS, `logsumexp` is the other kernel's `lost`,
+    with blocks of FORGETS_BY queries, a multiple of QUERIES.
     """
     num_blocks = tl.cdiv(num_keys, KEYS)
     first_key = tl.program_id(0) % num_blocks * KEYS
@@ -245,11 +243,11 @@ def flash_key_value_gradient_kernel(
     if ROTATE_KEY:
         key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
     offset = num_keys - num_queries
-    # Queries from `first` on see some of these keys, from `middle` on all of them (with a window, none surely does).
+    # Queries from `first` on see some of these keys, from `middle` on all of them (with a window, possibly none does).
     first, middle, stop = 0, 0, num_queries
     if CAUSAL:
         first = tl.maximum(0, first_key - offset) // QUERIES * QUERIES
-        # With FORGETS the last key's own query, whose score has lost nothing, is to be among the masked.
+        # With FORGETS the last key's own query, whose score has lost nothing, must be in the masked loop.
         middle = tl.cdiv(tl.maximum(0, first_key + (KEYS if FORGETS else KEYS - 1) - offset), QUERIES) * QUERIES
         if WINDOW > 0:
             stop = tl.minimum(num_queries, first_key + KEYS - 1 - offset + WINDOW)
@@ -285,8 +283,8 @@ def flash_key_value_gradient_kernel(
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 if FORGETS:
                     if masked:
-                        # A query past the last weighs nothing: of a key behind the middle of its block it would have
-                        # more than all left, and perhaps infinitely much.
+                        # A query past the last must weigh nothing: of a key behind the middle of its block the weight
+                        # could be infinite.
                         lost = tl.where(inside, lost, -MASKED_SCORE)
                     middle_query = first_query // FORGETS_BY * FORGETS_BY + FORGETS_BY // 2
                     kept = forgotten - _forgotten_until(head_cumulative, middle_query + offset, num_keys, since)
@@ -313,7 +311,7 @@ def flash_key_value_gradient_kernel(
             if SPLIT:
                 own_batch += tl.program_id(1) * (tl.num_programs(0) // (num_blocks * (HEADS // SHARED_BY)))
             else:
-                # The other kernel's sums are of queries, the first of which stands at the key of number `offset`.
+                # The other kernel's sums are per query; the first query is at key `offset`.
                 inside = (key_position >= offset) & (key_position < num_keys)
                 own += tl.load(row_sum + head_row + key_position - offset, mask=inside, other=0.0)
             column = cumulative_gradient + (own_batch * HEADS + head) * num_keys + key_position

@@ -1,4 +1,4 @@
-"""Launch of FlashAttention's kernels: tiles, parts, and where keys are rotated."""
+"""Launch of FlashAttention's kernels: tiles, splits, and rotation of keys."""
 
 from typing import Any, NamedTuple
 
@@ -22,21 +22,21 @@ from attnbench.ops.common.triton.products import float32_product
 from attnbench.ops.layers.triton.rotary_kernels import padded_width, rotated
 
 ROTATED_INSIDE_UP_TO = 512
-"""Positions up to which the kernels rotate keys themselves, each block of queries anew. For longer sequences one pass
-over the memory that rotates all keys is faster."""
+"""Most positions for which the kernels rotate keys themselves, once per block of queries. For longer sequences a
+separate rotation pass is faster."""
 
 REGISTERS = {
     ("forward", "forgets"): 128,
     ("query_gradient", "forgets"): 168,
     ("forward", "rotates"): 168,
 }
-"""Register limits of a thread with tiles of 64 × 64, with forget gates or with keys rotated inside, so that one more
-program fits on a multiprocessor, without spilling. Triton 3.6 and 3.7.1 would take 164 (forward) and 197 (gradient)
-above 512 positions, and 190 and 150 with rotation."""
+"""Register limits per thread for 64 × 64 tiles with forget gates or rotation inside, so that one more program fits on a
+multiprocessor without spilling. Triton 3.6 and 3.7.1 would take 164 (forward) and 197 (gradient) above 512 positions,
+and 190 and 150 with rotation."""
 
 
 class Tiles(NamedTuple):
-    """Launch of a kernel; changes the result by rounding at most."""
+    """Launch of a kernel; changes results by rounding only."""
 
     queries: int
     keys: int
@@ -45,15 +45,15 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: bool) -> Tiles:
-    """Choose tiles by hand, from timings on an H200.
+    """Choose tiles by timings on an H200.
 
     Args:
         kernel: "forward", "query_gradient" or "key_value_gradient".
         length: the number of keys.
-        roomy: `is_roomy`. Elsewhere tiles of wide heads have to do with 99 KiB.
+        roomy: `is_roomy`; otherwise tiles of wide heads must fit into 99 KiB.
     """
     if dtype == torch.float32:
-        # The three TF32 products of a float32 product need twice the registers.
+        # Three TF32 products per float32 product need twice the registers.
         if width > 64:
             return Tiles(32, 32, 8, 2 if roomy or kernel == "forward" else 1)
         return Tiles(32, 32, 4, 2) if kernel == "key_value_gradient" else Tiles(64, 32, 4, 2)
@@ -62,7 +62,7 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: b
             if not roomy:
                 return Tiles(128, 64, 8, 2)
             return Tiles(128, 128, 8, 3) if length > 1024 else Tiles(128, 64, 8, 3)
-        # Four warps multiply 64 rows at once; eight warps on 64 rows take half as long again.
+        # Four warps multiply 64 rows at once; eight warps on 64 rows take 1.5 times as long.
         large = roomy and kernel == "query_gradient" and length > 512
         return Tiles(128, 64, 8, 3) if large else Tiles(64, 64, 4, 2)
     if kernel == "forward":
@@ -73,13 +73,11 @@ def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: b
 
 
 def _launch(kernel: Any, grid: tuple[int, int], query: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the device of its first tensor."""
     with torch.cuda.device_of(query):
         launch(kernel, grid, query, *arguments, **constants)
 
 
 def _with_strides(*tensors: Tensor) -> list[Any]:
-    """Return each tensor followed by its strides along B, T and H."""
     return [part for x in tensors for part in (x, x.stride()[:3])]
 
 
@@ -90,7 +88,7 @@ def _blocks(length: int, size: int) -> int:
 def _grid(
     num_programs: int, walked: int, window: int | None, walks: str, constants: dict[str, Any], query: Tensor
 ) -> tuple[int, int]:
-    """Return the number of programs without splitting, and of the parts of the walk over "KEYS" or "QUERIES"."""
+    """Return the number of programs without splitting, and of parts of the walk over "KEYS" or "QUERIES"."""
     num_blocks, num_warps = _blocks(min(walked, window or walked), constants[walks]), constants["num_warps"]
     return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), num_warps, query.dtype)
 
@@ -98,11 +96,7 @@ def _grid(
 def _constants(
     kernel: str, query: Tensor, key: Tensor, forgets: bool, rotates: bool, causal: bool, window: int | None
 ) -> dict[str, Any]:
-    """Return a kernel's constants, except those of rotation.
-
-    Args:
-        rotates: the kernel rotates its keys.
-    """
+    """Return a kernel's constants, except those of rotation. `rotates`: the kernel rotates its keys."""
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64
     registers = REGISTERS.get((kernel, "rotates" if rotates else "forgets" if forgets else "")) if is_small else None
@@ -130,7 +124,7 @@ def forward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """y, contiguous, and z; arguments as in `flash_attention`, `rotation` as in `packed_flash_attention`."""
+    """Return y, contiguous, and z; arguments as in `flash_attention` and `packed_flash_attention`."""
     query, key, value = inputs
     (B, T, H, K), S = query.shape, key.shape[1]
     mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
@@ -158,11 +152,11 @@ def forward(
 
 
 def _rotated_ahead(rotation: Tensor | None, key: Tensor) -> Tensor | None:
-    """The rotation, where what a kernel reads again and again is to be rotated before it.
+    """Return the rotation if repeatedly read operands must be rotated before the kernel.
 
-    Always where a product is a single one of TF32: Triton (3.6, 3.7.1) does not compile `flash_query_gradient_kernel`
-    for Hopper's and Blackwell's instructions then, which multiply a key rotated inside as it is and transposed. And
-    where tiles that are rotated inside do not fit into the device's shared memory.
+    Needed for single TF32 products: Triton (3.6, 3.7.1) cannot compile `flash_query_gradient_kernel` for Hopper and
+    Blackwell then, because a key rotated inside is multiplied both as it is and transposed. Also needed if tiles
+    rotated inside exceed the device's shared memory.
     """
     is_float32 = key.dtype == torch.float32
     is_single = is_float32 and float32_product() == "tf32"
@@ -182,8 +176,8 @@ def backward(
     causal: bool,
     window: int | None,
 ) -> None:
-    """Fill `gradients`, those of the inputs query, key and value before their rotation, given the gradient in y; and,
-    if there are forget gates, `cumulative_gradient`, contiguous."""
+    """Fill `gradients` of query, key and value before rotation, and with forget gates `cumulative_gradient`,
+    contiguous."""
     (query_gradient, key_gradient, value_gradient), (query, key, value) = gradients, inputs
     gradient, own_product = channels_side_by_side(gradient), torch.empty_like(logsumexp)
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
@@ -194,7 +188,7 @@ def backward(
     query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, "KEYS", of_queries, query)
     key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, "QUERIES", of_keys, query)
     query_splits, key_splits = query_grid[1], key_grid[1]
-    # If one is split both are, the other perhaps into a single part: one kernel adds up all three gradients.
+    # If one is split, so is the other, perhaps into one part: one kernel adds up all three gradients.
     split = max(query_splits, key_splits) > 1
     if split:
         query_parts = of_parts(query_gradient, query_splits)

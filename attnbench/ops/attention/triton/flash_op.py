@@ -1,36 +1,32 @@
-"""FlashAttention in Triton: softmax attention whose weights stay on the chip (Dao et al., 2022; Dao, 2023).
+"""FlashAttention in Triton: softmax attention without materialised weights (Dao et al., 2022; Dao, 2023).
 
     y_t = sum_s p_ts v_s,   p_ts = exp(c q_t . k_s - z_t),   z_t = log sum_s exp(c q_t . k_s),   c = 1 / sqrt(K)
 
-over the keys s that t sees. The forward pass goes over the keys a block at a time and keeps the largest score so far
-and the sum of exponentials under it; z is all it leaves for the backward pass, which makes each block of p once more.
-With g_t = dL/dy_t:
+over the visible keys s. The forward pass walks the keys in blocks with a running maximum and sum of exponentials, and
+stores z for the backward pass, which recomputes p. With g_t = dL/dy_t:
 
     r_t = g_t . y_t,   d_ts = p_ts (g_t . v_s - r_t)
     dL/dv_s = sum_t p_ts g_t,   dL/dq_t = c sum_s d_ts k_s,   dL/dk_s = c sum_t d_ts q_t
 
-A first kernel sums over s and writes r, a second sums over t; neither adds to what another program wrote, so that equal
-inputs give equal bits. Scores, statistics and sums are float32; what enters a product has the inputs' dtype.
+One kernel sums over s and writes r, another sums over t; no atomics, so results are deterministic. Scores, statistics
+and sums are float32; operands of products have the inputs' dtype.
 
-A program has a block of queries and walks the keys that they see, or the other way round. Where there are too few of
-them to fill the device, as with one head, that walk is all the time there is, and it is split: each part i of the keys
-gives y_i and z_i of its own, and
+If there are too few blocks to fill the device, walks are split: each part i of the keys gives its own y_i and z_i, and
 
     y_t = sum_i exp(z_it - z_t) y_it,   z_t = log sum_i exp(z_it)
 
-Gradients are sums already: those of the parts are added up. Parts are float32, and added in one order.
+Gradients of parts are added in a fixed order. Parts are float32.
 
 Forget gates add C_t - C_s to the score of t and s, with C_t = log f_1 + ... + log f_t (Lin et al., 2025). Then
 
     dL/dC_u = sum_(s < u) d_us - sum_(t > u) d_tu
 
-The first sum is that of the first kernel, the second that of the second. d_uu, which may be the largest by far and
-would be lost again only up to rounding, is left out of both. C is float64: it grows with the length, and differences
-of it decide.
+with one sum from each kernel. d_uu, which may be by far the largest term and cancels, is left out of both. C is
+float64, because it grows with the length and only differences matter.
 
-Two operators. `flash_attention` takes query, key and value as any views whose channels lie side by side.
-`packed_flash_attention` takes what one projection made, [query | key | value], rotates it on the way in, and gives back
-one gradient of the same form: no pass over the memory is spent on rotating, splitting or joining.
+`flash_attention` takes query, key and value as views with contiguous channels. `packed_flash_attention` takes a
+projection's output [query | key | value], rotates it inside, and returns one packed gradient: no memory pass for
+rotating, splitting or joining.
 """
 
 from typing import Any
@@ -43,7 +39,7 @@ from attnbench.ops.common.triton.custom_ops import contiguous, custom_op, gradie
 from attnbench.ops.layers.triton.rotary_kernels import by_heads
 
 MAX_WIDTH = 128
-"""Channels a head. A width that is no power of two is computed as the next one, the rest masked."""
+"""Channels per head; padded to a power of two."""
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int | None) -> None:
@@ -85,7 +81,6 @@ def _flash_attention(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """`flash_attention`, and z as (B, H, T)."""
     _check(query_BTHK, key_BSGK, value_BSGK, causal, window)
     if cumulative_BHS is not None:
         _check_cumulative(query_BTHK, key_BSGK, cumulative_BHS, causal)
@@ -118,7 +113,7 @@ def _flash_attention_backward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value and C, each contiguous; the last is empty where there are no gates."""
+    """Return contiguous gradients of query, key, value and C (empty without gates)."""
     inputs, cumulative = _side_by_side(query_BTHK, key_BSGK, value_BSGK), contiguous(cumulative_BHS)
     of_query, of_key, of_value, of_cumulative = outputs = _gradients(*inputs, cumulative)
     gates = (cumulative, None if cumulative is None else of_cumulative)
@@ -146,11 +141,10 @@ def flash_attention(
     """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K).
 
     Args:
-        cumulative_BHS: C, float64: log f of each query head, summed up to each key's position, that of the key
-            included, as `cumulative_log_forget` makes it; only differences of it count. None: no gates. They
-            need `causal`.
-        causal: a query sees the keys up to its own position, the last query standing at the last key.
-        window: of those, the last so many, its own position included; None for all.
+        cumulative_BHS: C, float64, see `cumulative_log_forget`; only differences matter. None: no gates. Needs
+            `causal`.
+        causal: a query sees keys up to its own position; the last query is at the last key.
+        window: number of visible positions, its own included; None for all.
     """
     return _flash_attention(query_BTHK, key_BSGK, value_BSGK, cumulative_BHS, causal, window)[0]
 
@@ -170,7 +164,6 @@ def _packed_flash_attention(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """`packed_flash_attention`, and z as (B, H, T)."""
     query, key, value = inputs = by_heads(channels_side_by_side(packed_BTC), num_heads, num_key_value_heads)
     _check(query, key, value, causal, window)
     if rotation_2TK is not None:
@@ -203,7 +196,6 @@ def _packed_flash_attention_backward(
     causal: bool,
     window: int | None,
 ) -> Tensor:
-    """The gradient of packed_BTC, contiguous."""
     packed_gradient = packed_BTC.new_empty(packed_BTC.shape)
     backward(
         by_heads(packed_gradient, num_heads, num_key_value_heads),
@@ -233,12 +225,12 @@ def packed_flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attend from one tensor that holds query, key and value side by side; heads side by side too, (B, T, H K).
+    """Attention on packed query, key and value; packed heads, (B, T, H K).
 
     Args:
         packed_BTC: [query | key | value] with H, G and G heads of K channels each.
-        rotation_2TK: cos and sin, (2, T, K / 2) in float32, by which channel pairs (2i, 2i + 1) of query and key are
-            turned before they meet; None for no rotation. It has no gradient.
+        rotation_2TK: cos and sin, (2, T, K / 2) in float32, that rotate channel pairs (2i, 2i + 1) of query and key;
+            None for no rotation. No gradient.
         causal, window: as in `flash_attention`.
     """
     return _packed_flash_attention(packed_BTC, rotation_2TK, num_heads, num_key_value_heads, causal, window)[0]

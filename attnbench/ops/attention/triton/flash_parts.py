@@ -1,7 +1,5 @@
-"""Splitting of FlashAttention's walk over keys or queries into parts, and combination of the parts.
-
-Each part writes float32 tensors shaped like the result, one part after the other along the first axis.
-"""
+"""Splitting of FlashAttention's walks into parts, and combination of the parts: float32 tensors shaped like the result,
+one after the other along the first axis."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
@@ -22,11 +20,11 @@ at most half as many."""
 MAX_SPLITS = 32
 
 NUMBERS_AT_ONCE = 4096
-"""Numbers that a program combines at once."""
+"""Numbers per program that combines parts."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score, scaled. Finite, because the difference of two infinities is no number; sums over blocks of which a row
-# sees nothing are multiplied by 0 at its first visible score.
+# A masked score, scaled. Finite, because the difference of two infinities is NaN; sums over fully masked blocks are
+# multiplied by 0 at a row's first visible score.
 MASKED_SCORE = tl.constexpr(-1e30)
 
 LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "num_keys")
@@ -34,12 +32,12 @@ LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "n
 
 
 def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
-    """Return the number of parts of each program's walk, 1 for no splitting.
+    """Return the number of parts of each program's walk.
 
     Args:
-        num_programs: number of programs without splitting.
+        num_programs: programs without splitting.
         num_blocks: most blocks that one of them walks.
-        num_warps: warps of a program.
+        num_warps: per program.
     """
     if num_programs == 0:
         return 1
@@ -61,8 +59,8 @@ def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
 
 @triton.jit
 def own_part(first, middle, stop, BLOCK: tl.constexpr):
-    """Return the first, middle and stop of a program's own part of a walk. Parts are whole blocks, of nearly equal
-    number; some are empty where there are fewer blocks than parts."""
+    """Return the first, middle and stop of a program's own part of a walk: whole blocks of nearly equal number,
+    possibly none."""
     num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
     own_first = first + split * num_blocks // num_splits * BLOCK
     own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)
@@ -118,7 +116,7 @@ def add_up_kernel(
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts' gradients, which are contiguous, for some positions of one head of query, key or value."""
+    """Add up the parts' contiguous gradients, for some positions of one head of query, key or value."""
     groups: tl.constexpr = HEADS // SHARED_BY
     head, block = tl.program_id(0) % (HEADS + 2 * groups), tl.program_id(0) // (HEADS + 2 * groups)
     num_blocks = tl.cdiv(tl.maximum(num_queries, num_keys), ROWS)

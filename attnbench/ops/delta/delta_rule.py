@@ -1,13 +1,12 @@
-"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2025): definition, chunked form, kernels and their choice.
+"""Gated delta rule (Yang, Kautz and Hatamizadeh, 2025): definition, chunked form, kernels and their choice.
 
     M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t
 
-The state is M (B, H, K, V). The query comes scaled. A log decay of 0 is the delta rule without a decay (Yang et al.,
-2024).
+The state is M (B, H, K, V). The query comes scaled. A log decay of 0 gives the delta rule (Yang et al., 2024).
 
-Several sub-steps a position (DeltaProduct; Siems et al., 2025): key, value and beta then have S = n T of them, n to
-each position of query and decay. The memory decays before the first of the n and is read after the last. That is the
-rule on n T positions where, of each n, the first n - 1 queries and the last n - 1 log decays are 0.
+With sub-steps (DeltaProduct; Siems et al., 2025) key, value and beta have S = n T positions, n per position of query
+and decay. The memory decays before the first of the n and is read after the last: the rule on n T positions whose other
+queries and log decays are 0.
 """
 
 from contextlib import nullcontext
@@ -23,15 +22,15 @@ from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.common.scan import affine_scan, chunks_of
 
 KEY_WIDTHS = (16, 32, 64, 128)
-"""Key channels a head that our kernels take in every precision."""
+"""Key channels per head that our kernels support in every precision."""
 WIDE_KEYS = 256
-"""Key channels a head that they take in bfloat16 alone."""
+"""Key channels per head that they support in bfloat16 alone."""
 
 
 def delta_step(
     memory_BHKV: Tensor, query_BHK: Tensor, key_BNHK: Tensor, value_BNHV: Tensor, log_decay_BH: Tensor, beta_BNH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Take one position, of N sub-steps: decay, overwrite what each key finds, read."""
+    """Take one position of N sub-steps."""
     memory_BHKV = log_decay_BH.exp()[..., None, None] * memory_BHKV
     for key_BHK, value_BHV, beta_BH in zip(key_BNHK.unbind(1), value_BNHV.unbind(1), beta_BNH.unbind(1), strict=True):
         change_BHV = beta_BH[..., None] * (value_BHV - read(memory_BHKV, key_BHK))
@@ -42,7 +41,7 @@ def delta_step(
 def _sub_steps(
     query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor, log_decay_BTH: Tensor, beta_BSH: Tensor
 ) -> tuple[Tensor, ...]:
-    """Give the sub-steps of a position an axis of their own."""
+    """Give the sub-steps of a position their own axis."""
     num_steps = _num_steps(query_BTHK, key_BSHK)
     key, value, beta = (x.unflatten(1, (-1, num_steps)) for x in (key_BSHK, value_BSHV, beta_BSH))
     return query_BTHK, key, value, log_decay_BTH, beta
@@ -57,7 +56,7 @@ def gated_delta_rule(
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute y and the last memory with backend `torch`, by the definition for a single position, or `fla`."""
+    """Compute y and the last memory with backend `torch` (the definition for a single position) or `fla`."""
     num_steps = _num_steps(query_BTHK, key_BSHK)
     if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend != "fla":
         return DELTA_RULE.define(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
@@ -76,7 +75,6 @@ def gated_delta_rule(
 
 
 def _num_steps(query_BTHK: Tensor, key_BSHK: Tensor) -> int:
-    """Return the number of sub-steps a position."""
     num_steps, rest = divmod(key_BSHK.shape[1], query_BTHK.shape[1])
     assert num_steps >= 1
     assert rest == 0
@@ -84,7 +82,7 @@ def _num_steps(query_BTHK: Tensor, key_BSHK: Tensor) -> int:
 
 
 def _by_sub_steps(query_BTHK: Tensor, log_decay_BTH: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-    """Lay out n T positions: the query at the last sub-step of each, the decay at the first, and zeros elsewhere."""
+    """Lay out n T positions: the query at each last sub-step, the decay at each first, and zeros elsewhere."""
     if num_steps == 1:
         return query_BTHK, log_decay_BTH
     query_BSHK = F.pad(query_BTHK[:, :, None], (0, 0, 0, 0, num_steps - 1, 0)).flatten(1, 2)
@@ -92,7 +90,6 @@ def _by_sub_steps(query_BTHK: Tensor, log_decay_BTH: Tensor, num_steps: int) -> 
 
 
 def _after_each_last(mixed_BSHV: Tensor, num_steps: int) -> Tensor:
-    """Return y after the last sub-step of every position."""
     return mixed_BSHV[:, num_steps - 1 :: num_steps] if num_steps > 1 else mixed_BSHV
 
 
@@ -105,15 +102,15 @@ def packed_gated_delta_rule(
     has_unit_length: bool,
     num_key_heads: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by our kernels, from the heads of query, key and value side by side.
+    """Compute the same by our kernels from packed query, key and value.
 
     Args:
-        mixed_BTC: channels (GK | nGK | nHV), the heads of each sub-step side by side.
+        mixed_BTC: channels (GK | nGK | nHV), sub-steps side by side.
         has_unit_length: divide query and key of each head by their length; see `unit_length`.
-        num_key_heads: G, heads of query and key, each shared by H / G of the values'; None: H.
+        num_key_heads: G, each shared by H / G heads of the value; None: H.
 
     Returns:
-        y, and the last memory: None for a single position, where the memory given has become it.
+        y, and the last memory: None for a single position, which updates the given memory.
     """
     num_heads, num_steps = beta_BSH.shape[-1], beta_BSH.shape[1] // mixed_BTC.shape[1]
     num_key_heads = num_heads if num_key_heads is None else num_key_heads
@@ -151,10 +148,8 @@ def packed_gated_delta_rule(
 
 
 def chunk_size(device_type: str) -> int:
-    """Return the positions a chunk of the torch form: where it was fastest. Changes the speed, not the result.
-
-    A GPU's matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves.
-    """
+    """Return the positions per chunk of the torch form: the fastest size, which does not change the result. A GPU's
+    matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves."""
     return 32 if device_type == "cpu" else 64
 
 
@@ -169,30 +164,29 @@ def chunked_gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by chunks: products and one triangular solve for all chunks, and a scan over their states.
 
-    Within a chunk, c_i = g_1 + ... + g_i of log decays, and d_i = b_i (v_i - a_i M_{i-1}^T k_i) what position i adds:
+    Within a chunk, with c_i = g_1 + ... + g_i of log decays, and d_i = b_i (v_i - a_i M_{i-1}^T k_i), the addition of
+    position i:
 
         (I + L) d = b v - b exp(c) k S,            L_ij = b_i exp(c_i - c_j) k_i . k_j  for j < i
         d = U - W S,                               with both right-hand sides through (I + L)^-1
         y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) d_j
         S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j d_j^T
 
-    Products run in the dtype of query, key and value; decays, the solve and the states in that of the log decay.
+    Products run in the dtype of query, key and value; decays, the solve and the states in that of the log decay. y (B,
+    T, H, V) has the value's dtype.
 
     Args:
         query_BTHK: scaled.
         memory_BHKV: the state before the first position; None for zeros.
-        num_positions: of a chunk; see `chunk_size`.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype and the last memory.
+        num_positions: per chunk, see `chunk_size`.
     """
     batch, length, heads, _ = query_BTHK.shape
     device_type = query_BTHK.device.type
-    # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
+    # Autocast would undo the choice of dtypes below. Not entered needlessly, because it makes traces uncacheable.
     is_autocast = torch.is_autocast_enabled(device_type)
     with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
         inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
-        # What pads the last chunk is zero and so changes no state.
+        # Padding is zero and so changes no state.
         query, key, value, log_decay, beta = (chunks_of(x, min(num_positions, length)) for x in inputs)
         cumulative = log_decay.cumsum(-1)
         if memory_BHKV is None:
@@ -208,15 +202,14 @@ def chunked_gated_delta_rule(
 def _within_chunks(
     query: Tensor, key: Tensor, value: Tensor, cumulative: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return -W, U and the weights of y in the docstring above; all arguments as (chunks, positions, ...)."""
+    """Return -W, U and the weights of y; all arguments are (chunks, positions, ...)."""
     size, dtype = key.shape[1], key.dtype
     later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
-    # Masked before exp, where a future position's decay would overflow. In place, as on a CPU fresh memory is what
-    # elementwise operations cost.
+    # Masked before exp, which would overflow for future positions. In place, to save memory allocation on a CPU.
     decay = (cumulative[:, :, None] + (-cumulative)[:, None, :]).masked_fill_(later, -torch.inf).exp_()
     lower = (key @ key.mT) * decay * beta[..., None]
     identity = torch.eye(size, dtype=decay.dtype, device=key.device).expand_as(lower)
-    # Only what is below the diagonal of `lower` is read.
+    # The solve only reads `lower` below the diagonal.
     inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True) * beta[:, None, :]
     read = (inverse * -cumulative.exp()[:, None, :]).to(dtype) @ key
     weight = ((query @ key.mT) * decay).to(dtype)
@@ -226,7 +219,8 @@ def _within_chunks(
 def _across_chunks(
     key: Tensor, read: Tensor, write: Tensor, cumulative: Tensor, initial_XKV: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state before every chunk, what its positions add, and the last state, from (N × X, positions, ...)."""
+    """Return the state before every chunk, the additions of its positions, and the last state, from (N × X, positions,
+    ...)."""
     remaining = key * (cumulative[:, -1:] - cumulative).exp().to(key.dtype)[..., None]
     decay, read, remaining, write = (
         x.to(cumulative.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
@@ -237,7 +231,7 @@ def _across_chunks(
 
 
 def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
-    """Return scale × x / |x| over the last axis, the sum of squares in float32 at least; keeps the dtype."""
+    """Return scale × x / |x| over the last axis, with the sum of squares in float32 at least; keeps the dtype."""
     wide = at_least_float32(x_BTHK)
     return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
 

@@ -1,1 +1,1 @@
-"""Memories that decay by a number for every key channel."""
+"""Recurrences with one decay per key channel."""

@@ -1,9 +1,9 @@
-"""Delta rule, or plain sum, with a decay of its own for every key channel: definition, chunked form, kernels, choice.
+"""Delta rule, or plain sum, with one decay per key channel: definition, chunked form, kernels, choice.
 
     S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t
 
-Nothing is erased (e = 0), or what the key itself points to (e = k, r = b * k), or e and r are free. The state is
-S (B, H, K, V). The query comes scaled.
+Either nothing is erased (e = 0), or along the key (e = k, r = b * k), or e and r are free. The state is S (B, H, K, V).
+The query comes scaled.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,24 @@ from attnbench.ops.delta.delta_rule import KEY_WIDTHS
 
 
 class DiagonalInputs(NamedTuple):
-    """Inputs of T positions. With neither `erase_strength` nor `erase` nothing is erased."""
+    """Inputs of T positions. Without `erase_strength` and `erase_BTHK` nothing is erased."""
 
     query_BTHK: Tensor
     key_BTHK: Tensor
     value_BTHV: Tensor
     log_decay_BTHK: Tensor
-    """log a, at most 0; in the state's dtype, float32 at least."""
+    """log a <= 0; in the state's dtype, float32 at least."""
     erase_strength: Tensor | None = None
-    """b, of e = k and r = b * k: (B, T, H, K), or (B, T, H, 1) for one number a head."""
+    """b, of e = k and r = b * k: (B, T, H, K), or (B, T, H, 1) for one number per head."""
     write_strength: Tensor | None = None
     """w, of u = w * v: (B, T, H, V) or (B, T, H, 1); None for 1."""
     erase_BTHK: Tensor | None = None
-    """e, where it is free; with it stands `read_BTHK`, and no `erase_strength`."""
+    """Free e; requires `read_BTHK`, without `erase_strength`."""
     read_BTHK: Tensor | None = None
-    """r, which meets the state after it has decayed."""
+    """r, multiplied by the state after its decay."""
 
     def in_recurrence(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return q, k, u, log a, r and e; r is None where nothing is erased, e where it is k."""
+        """Return q, k, u, log a, r and e; r is None if nothing is erased, e if it is k."""
         query, key, value, log_decay, erase_strength, write_strength, erase, read = self
         if write_strength is not None:
             value = (write_strength * value).to(value.dtype)
@@ -60,7 +60,7 @@ def diagonal_step(
     reading_BHK: Tensor | None,
     erase_BHK: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Take one position; its inputs are those of `in_recurrence`."""
+    """Take one position; inputs are those of `in_recurrence`."""
     memory_BHKV = log_decay_BHK.exp()[..., None] * memory_BHKV
     if reading_BHK is not None:
         found_BHV = read(memory_BHKV, reading_BHK)
@@ -84,10 +84,8 @@ def _scan(*inputs: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: str) -> tuple[Tensor, Tensor | None]:
-    """Compute y and the last memory with backend `torch`, by the definition for a single position, `triton` or `fla`.
-
-    The last memory may be None, where there was none or the one given has become it.
-    """
+    """Compute y and the last memory with backend `torch` (the definition for a single position), `triton` or `fla`. The
+    last memory may be None if none was given or the given one was updated."""
     if backend == "fla":
         return _by_fla(inputs, memory_BHKV)
     if backend == "triton":
@@ -98,10 +96,9 @@ def diagonal_decay(inputs: DiagonalInputs, memory_BHKV: Tensor | None, backend: 
 
 
 def _by_kernels(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by our kernels, which erase what the key points to."""
     strength, beta_BTH = inputs.erase_strength, None
     if strength is not None and strength is inputs.write_strength and strength.shape[-1] == 1:
-        # One number a head is read by the kernels themselves.
+        # Our kernels read one number per head themselves.
         beta_BTH = strength.squeeze(-1)
         inputs = inputs._replace(erase_strength=None, write_strength=None)
     query, key, value, log_decay, read, erase = inputs.in_recurrence()
@@ -124,7 +121,7 @@ def _by_kernels(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Ten
 def _in_two(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, read: Tensor | None, erase: Tensor
 ) -> tuple[Tensor, ...]:
-    """Lay out 2 T positions, of each two the first decays and erases, and the second writes and is read."""
+    """Lay out 2 T positions: each first decays and erases, each second writes and is read."""
     assert read is not None
     none_BTHK, none_BTHV = torch.zeros_like(query), torch.zeros_like(value)
     pairs = (
@@ -138,13 +135,13 @@ def _in_two(
 
 
 def _by_fla(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by the library's kernel that erases no more than is asked for."""
+    """Compute the same by the library's kernel with the least erasing that is required."""
     query, key, value, log_decay, erase_strength, write_strength, erase, read = inputs
     options = {"scale": 1.0, "initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
     if erase is not None and read is not None:
         from fla.ops.generalized_delta_rule import chunk_dplr_delta_rule  # pyright: ignore[reportMissingImports]
 
-        # Its r meets the state before it has decayed.
+        # Its r is multiplied by the state before the decay.
         early_read = (-read * log_decay.exp()).to(read.dtype)
         return chunk_dplr_delta_rule(query, key, value, early_read, erase, gk=log_decay, **options)
     if erase_strength is None:
@@ -164,7 +161,7 @@ def _by_fla(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor,
 
 
 def chunk_size(device_type: str) -> int:
-    """Return the positions a chunk of the torch form: where it was fastest. Changes the speed, not the result."""
+    """Return the positions per chunk of the torch form: the fastest size, which does not change the result."""
     return 32 if device_type == "cpu" else 64
 
 
@@ -173,29 +170,27 @@ def chunked_diagonal_decay(
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by chunks: products and one triangular solve for all chunks, and a scan over their states.
 
-    Within a chunk that begins with S, with g_ij the sum of log a behind position j up to and including position i, all
-    by channel, and p_i = r_i^T Diag(a_i) S_{i-1} what position i erases:
+    Within a chunk with initial state S, with g_ij the sum of log a after position j up to and including i, by channel,
+    and p_i = r_i^T Diag(a_i) S_{i-1} the part that position i erases:
 
         (I + L) p = A u + r exp(g_i0) S,     L_ij = r_i . (exp(g_ij) e_j),  A_ij = r_i . (exp(g_ij) k_j)  for j < i
         y_i = (q_i exp(g_i0))^T S + sum_{j<=i} q_i . (exp(g_ij) (k_j u_j^T - e_j p_j^T))
         S' = Diag(exp(g_C0)) S + sum_j (exp(g_Cj) k_j) u_j^T - (exp(g_Cj) e_j) p_j^T
 
-    Where e = k these are in d = u - p alone, as the gated delta rule's: (I + L) d = u - r exp(g_i0) S. The products run
-    in the dtype of query, key and value; decays, the solve and the states in that of the log decay.
+    If e = k these are in d = u - p alone, as the gated delta rule's: (I + L) d = u - r exp(g_i0) S. Products run in the
+    dtype of query, key and value; decays, the solve and the states in that of the log decay. y (B, T, H, V) has the
+    value's dtype.
 
     Args:
         memory_BHKV: the state before the first position; None for zeros.
-        num_positions: of a chunk, a power of 2; see `chunk_size`.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype and the last memory.
+        num_positions: per chunk, a power of 2; see `chunk_size`.
     """
     batch, length, heads, key_width = inputs.query_BTHK.shape
     device_type = inputs.query_BTHK.device.type
-    # Autocast would undo the choice of dtypes below. Where there is none, nothing: no trace that leaves it can be kept.
+    # Autocast would undo the choice of dtypes below. Not entered needlessly, because it makes traces uncacheable.
     is_autocast = torch.is_autocast_enabled(device_type)
     with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
-        # A power of 2, as a chunk is halved again and again.
+        # A power of 2, because chunks are halved recursively.
         size = min(num_positions, 1 << (length - 1).bit_length())
         query, key, value, log_decay, read, erase = inputs.in_recurrence()
         if memory_BHKV is None:
@@ -225,7 +220,7 @@ def _mix_chunks(
     contents = [value] if read is None or erase is not None else []
     addition = (key * late).mT @ value if contents else None
     if read is None:
-        # A scan over chunks of no positions only decays and adds.
+        # A scan over chunks without positions only decays and adds.
         reading, erased, write = key[:, :0], key[:, :0], value[:, :0]
     else:
         write = value if erase is None else -products[:, :, 1, :, 0] @ value
@@ -237,23 +232,23 @@ def _mix_chunks(
     mixed = (query * early) @ state
     mixed = torch.baddbmm(mixed, products[:, :, 0].flatten(2), torch.stack(contents, 2).flatten(1, 2))
     for column, content in zip(columns, contents, strict=True):
-        # At a first position and where all is forgotten it is the whole of y, and a norm may follow: wide, as products
-        # of matrices sum too.
+        # At a first position or after full forgetting this is all of y, and a norm may follow: wide, as in matrix
+        # products.
         product = (query.to(log_decay.dtype) * column).sum(-1, keepdim=True)
         mixed = mixed + product.to(content.dtype) * content
     return mixed, last
 
 
 def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the products of every row with the columns before it, decayed in between, and two sums of log decays.
+    """Return the products of every row with the columns before it, with the decay in between, and two sums of log
+    decays.
 
-    A chunk is put together from its halves, these from theirs, down to single positions. A row of the later half meets
-    a column of the earlier one at the border between them. The log decays of either up to there sum to no more than 0:
-    no exponential can overflow, no pair is computed and then masked, whose gradient would be no number, and no digits
-    are lost as where one large sum is subtracted from another.
+    A chunk is composed recursively of halves. Rows of the later half and columns of the earlier one are decayed to the
+    border between them, by sums of at most 0: no exponential overflows, no pair is computed and then masked (with a NaN
+    gradient), and no large sums are subtracted.
 
     Args:
-        rows: (X, C, R, K), R rows a position.
+        rows: (X, C, R, K), R rows per position.
         columns: (X, C, M, K).
         log_decay: g, (X, C, K).
 
@@ -262,11 +257,11 @@ def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple
         dtype; and the sums of g from the first position to each and from behind each to the last, (X, C, K) both.
     """
     dtype, size, half = rows.dtype, log_decay.shape[1], 1
-    # Of each block of so many positions, (X, blocks, positions, ...).
+    # Per block of `half` positions, (X, blocks, positions, ...).
     since, until = log_decay[:, :, None], torch.zeros_like(log_decay)[:, :, None]
     products = rows.new_zeros(*rows.shape[:2], 1, rows.shape[2], 1, columns.shape[2])
     while half < size:
-        # Unbound, not sliced: gradients of slices are laid into zeros, one after the other.
+        # Unbound, because gradients of slices are added to zeros one by one.
         (earlier, later), (since, since_later), (until, until_later) = (
             x.unflatten(1, (-1, 2)).unbind(2) for x in (products, since, until)
         )
@@ -283,10 +278,7 @@ def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple
 
 def _solved(lower: Tensor, read: Tensor, write: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return -(I + lower)^-1 read and (I + lower)^-1 write; the solve in `dtype`, the products in that of the inputs.
-
-    Args:
-        lower: (X, C, C), of which only what is below the diagonal is read.
-    """
+    Only `lower` (X, C, C) below the diagonal is read."""
     identity = torch.eye(lower.shape[-1], dtype=dtype, device=lower.device).expand_as(lower)
     inverse = torch.linalg.solve_triangular(lower.to(dtype), identity, upper=False, unitriangular=True).to(read.dtype)
     return -inverse @ read, inverse @ write
@@ -295,7 +287,7 @@ def _solved(lower: Tensor, read: Tensor, write: Tensor, dtype: torch.dtype) -> t
 def _across_chunks(
     decay: Tensor, read: Tensor, erased: Tensor, write: Tensor, addition: Tensor | None, initial_XKV: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state before every chunk, what its positions change, and the last state, from (N × X, ...)."""
+    """Return the state before every chunk, the changes by its positions, and the last state, from (N × X, ...)."""
     dtype = erased.dtype
     inputs = (
         None if x is None else x.to(decay.dtype).unflatten(0, (-1, initial_XKV.shape[0]))

@@ -1,1 +1,1 @@
-"""Layers that all mixers share."""
+"""Layers shared by all mixers."""

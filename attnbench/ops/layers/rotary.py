@@ -1,5 +1,5 @@
-"""Rotary positions (Su et al., 2021): each pair of channels of a query and of a key turned by an angle that grows with
-the position, so that their product depends on how far apart they are.
+"""Rotary positions (Su et al., 2021): channel pairs of query and key are rotated by an angle proportional to the
+position, so that their product depends on the distance.
 
     channels (2i, 2i + 1) of position t, turned by t × theta^(-2i/K)
 """
@@ -12,15 +12,14 @@ from attnbench.ops.common.precision import at_least_float32
 
 
 def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:
-    """Return cos and sin of the angles by which `rotate` turns channel pair i of position t, t × theta^(-2i/K): (2, T,
-    K/2).
+    """Return cos and sin of the angles t × theta^(-2i/K): (2, T, K/2).
 
     Args:
-        position: that of the first of the T positions; a tensor stays on the device.
+        position: index of the first of the T positions; a tensor stays on the device.
     """
-    # In float32: in bfloat16 neighbouring positions would fall together.
+    # In float32: neighbouring positions coincide in bfloat16.
     position_T = (torch.arange(length, device=device) + position).float()
-    # Uncompiled without the operator, whose first call loads the compiler, which takes more than a second.
+    # Without the operator if uncompiled: its first call loads the compiler, which takes over a second.
     return (_rotation if torch.compiler.is_compiling() else _angles)(position_T, width, theta)
 
 
@@ -31,7 +30,7 @@ def _angles(position_T: Tensor, width: int, theta: float) -> Tensor:
 
 
 _rotation = torch.library.custom_op("attnbench::rotation", _angles, mutates_args=())
-"""An operator, because the compiler would otherwise take cosines anew for every head and sequence it rotates."""
+"""An operator, because the compiler would otherwise recompute cosines for every head and sequence."""
 
 
 @_rotation.register_fake
@@ -40,17 +39,17 @@ def _(position_T: Tensor, width: int, theta: float) -> Tensor:
 
 
 def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
-    """Rotary positions: turns each pair of channels (2i, 2i + 1) by its angle (Su et al., 2021)."""
+    """Rotate each pair of channels (2i, 2i + 1) by its angle."""
     cos, sin = rotation[:, :, None]
     pairs = at_least_float32(x_BTHK).unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():
-        # Inductor generates no complex arithmetic. Written by flips, not by stacking first and second channels, its
-        # kernels read and write neighbouring addresses, backward too.
+        # Inductor has no complex arithmetic. With flips instead of stacked channels its kernels access neighbouring
+        # addresses, backward too.
         sign = torch.arange(-1, 2, 2, device=x_BTHK.device)
         turned = pairs * cos[..., None] + pairs.flip(-1) * (sin[..., None] * sign)
     else:
-        # The same as one complex product: a single pass over the memory. Beside values of an odd number of channels
-        # pairs lie where no complex number can.
+        # One complex product, a single pass over the memory. Behind values with an odd number of channels pairs are not
+        # aligned for complex numbers.
         if any(stride % 2 for stride in pairs.stride()[:-1]):
             pairs = pairs.contiguous()
         turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
@@ -58,15 +57,15 @@ def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
 
 
 def rotate_both(query_BTHK: Tensor, key_BTHK: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Turn query and key alike; None leaves both as they are."""
+    """Rotate query and key; None leaves both unchanged."""
     if rotation is None:
         return query_BTHK, key_BTHK
     return rotate(query_BTHK, rotation), rotate(key_BTHK, rotation)
 
 
 def turn(x_BTHK: Tensor, angle_BTHA: Tensor) -> Tensor:
-    """Turn channel pairs (2i, 2i + 1), the first A of a head, each by an angle of its own position, sequence and head,
-    and leave the channels after them."""
+    """Rotate the first A channel pairs (2i, 2i + 1) of a head, each by an angle per position, sequence and head, and
+    keep the other channels."""
     cos, sin = angle_BTHA.cos(), angle_BTHA.sin()
     turned, kept = x_BTHK.split([2 * angle_BTHA.shape[-1], x_BTHK.shape[-1] - 2 * angle_BTHA.shape[-1]], dim=-1)
     first, second = at_least_float32(turned).unflatten(-1, (-1, 2)).unbind(-1)
@@ -75,8 +74,7 @@ def turn(x_BTHK: Tensor, angle_BTHA: Tensor) -> Tensor:
 
 
 def rotate_packed(packed_BTC: Tensor, rotation: Tensor, num_heads: int) -> Tensor:
-    """Turn the first `num_heads` heads of what a projection made, (B, T, C), and leave the channels after them: query
-    and key where they lie before the value, for a kernel that reads the three side by side."""
+    """Rotate the first `num_heads` heads of a packed projection (B, T, C) and keep the other channels."""
     if on_kernels(packed_BTC):
         from attnbench.ops.layers.triton.rotary_kernels import turn_packed
 

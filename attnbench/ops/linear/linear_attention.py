@@ -1,9 +1,9 @@
-"""Linear attention with a normaliser (Katharopoulos et al., 2020): definition, chunked form, kernels and their choice.
+"""Linear attention with normaliser (Katharopoulos et al., 2020): definition, chunked form, kernels and their choice.
 
     S_t = S_{t-1} + k_t v_t^T,   z_t = z_{t-1} + k_t,   y_t = S_t^T q_t / (q_t . z_t + EPS)
 
-Query and key come through a feature map that is never negative. The state is S (B, H, K, V) and z (B, H, K). With
-rotary positions S takes the key turned by its angle and is read by the turned query; z takes and meets the unturned.
+Query and key have passed a non-negative feature map. The state is S (B, H, K, V) and z (B, H, K). With rotary positions
+S is written and read by rotated features, z by unrotated ones.
 """
 
 from typing import Any
@@ -19,17 +19,17 @@ from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.layers.rotary import rotate_both
 
 EPS = 1e-6
-"""Term that keeps the quotient finite where every feature of a query is 0, as relu's can be."""
+"""Keeps the quotient finite if every feature of a query is 0, as with relu."""
 
 CHUNK_SIZE = 64
-"""Positions a chunk of the torch form. Changes the speed, not the result."""
+"""Positions per chunk of the torch form; does not change the result."""
 
 
 def feature(x: Tensor, name: str) -> Tensor:
     """Apply a feature map: elu (elu(x) + 1), relu, or softmax over the last axis; keeps shape and dtype."""
     if name == "elu":
-        # Not elu(x) + 1, which below -6 is 0 in bfloat16: the normaliser makes features matter by their ratios.
-        # Back to the dtype that came, because autocast takes exp to float32.
+        # Not elu(x) + 1, which is 0 in bfloat16 below -6, although the normaliser makes ratios of features matter. Cast
+        # back, because autocast takes exp to float32.
         return F.relu(x) + x.clamp(max=0).exp().to(x.dtype)
     if name == "relu":
         return F.relu(x)
@@ -44,7 +44,6 @@ def linear_step(
     turned_key_BHK: Tensor,
     value_BHV: Tensor,
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Take one position."""
     memory_BHKV, normaliser_BHK = memory
     memory_BHKV = memory_BHKV + outer(turned_key_BHK, value_BHV)
     normaliser_BHK = normaliser_BHK + key_BHK
@@ -53,7 +52,6 @@ def linear_step(
 
 
 def _turned(query: Tensor, key: Tensor, value: Tensor, angles: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the inputs of the steps."""
     return query, key, *rotate_both(query, key, angles), value
 
 
@@ -66,26 +64,26 @@ def linear_attention(
     angles: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by chunks: S_t^T q_t first, and the normaliser by a sum over all keys.
+    """Compute the same by chunks: S_t^T q_t, and the normaliser by a sum over all keys.
 
     Args:
         memory_BHKV, normaliser_BHK: the state before the first position; None for zeros.
         angles: see ops/layers/rotary.py; None for no rotary positions.
-        backend: torch or fla; triton is `packed_linear_attention`.
+        backend: torch or fla.
 
     Returns:
-        y (B, T, H, V) in the value's dtype, the last memory and the last normaliser.
+        y (B, T, H, V) in the value's dtype, the last memory and normaliser.
     """
     inputs = (*rotate_both(query_BTHK, key_BTHK, angles), value_BTHV)
     if backend == "fla":
         from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
 
-        # Without its normaliser, which carries no state of ours.
+        # Without its normaliser, which has no state.
         options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None, "normalize": False}
         mixed_BTHV, last_memory = chunk_linear_attn(*inputs, scale=1.0, **options)
     else:
         mixed_BTHV, last_memory = chunked_linear_attention(*inputs, memory_BHKV, CHUNK_SIZE)
-    # A sum over thousands of keys, so in float32 at least.
+    # Sums over thousands of keys need float32 at least.
     normaliser_BTHK = cumulative_sum(key_BTHK.to(accumulation_dtype(key_BTHK.dtype)))
     if normaliser_BHK is not None:
         normaliser_BTHK = normaliser_BTHK + normaliser_BHK[:, None]
@@ -102,11 +100,10 @@ def packed_linear_attention(
     num_heads: int,
     feature_map: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by our kernel, positions, normaliser and all, from the heads of query, key and value side by
-    side.
+    """Compute the same by our kernel from packed query, key and value, including rotation.
 
     Args:
-        feature_map: applied by the kernel: elu, relu, or identity where it was applied before.
+        feature_map: applied by the kernel: elu, relu, or identity if applied before.
     """
     from attnbench.ops.linear.triton import linear_op as kernel
 
@@ -116,24 +113,18 @@ def packed_linear_attention(
 def chunked_linear_attention(
     query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, memory_BHKV: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute S_t^T q_t without the normaliser, by chunks: masked products within, a sum of states between.
-
-    Args:
-        memory_BHKV: the state before the first position; None for zeros.
-
-    Returns:
-        y (B, T, H, V) and the last state (B, H, K, V), the state in float32 at least.
-    """
+    """Compute S_t^T q_t by chunks: masked products within, a sum of states between. Return y (B, T, H, V) and the last
+    state (B, H, K, V), the state in float32 at least."""
     length, state_dtype = query_BTHK.shape[1], accumulation_dtype(key_BTHK.dtype)
     size = min(chunk_size, length)
     padding = -length % size
     query, key, value = (
-        # Positions of zeros at the end change no state. Layout: (B, H, N, chunk, channels).
+        # Padded by zeros, which change no state. Layout: (B, H, N, chunk, channels).
         F.pad(x, (0, 0, 0, 0, 0, padding)).unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
         for x in (query_BTHK, key_BTHK, value_BTHV)
     )
     within = (query @ key.mT).tril() @ value
-    # Sums over the whole past: in float32 at least, whatever the products are in.
+    # Sums over the whole past need float32 at least.
     memory_BHNKV = cumulative_sum((key.mT @ value).to(state_dtype).transpose(1, 2)).transpose(1, 2)
     if memory_BHKV is not None:
         memory_BHNKV = memory_BHNKV + memory_BHKV[:, :, None]

@@ -1,1 +1,1 @@
-"""Memories that decay by one number a head."""
+"""Recurrences with one decay per head."""

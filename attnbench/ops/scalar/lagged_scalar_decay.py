@@ -1,7 +1,6 @@
-"""Linear attention with one decay a head whose positions read themselves with a weight of their own: definition, form,
-step.
+"""Linear attention with one decay per head, where positions read themselves with their own weight.
 
-    y_t = a_t S_{t-1}^T q_t + own_t (q_t . k_t) v_t,   S_t = a_t S_{t-1} + write_t k_t v_t^T
+y_t = a_t S_{t-1}^T q_t + own_t (q_t . k_t) v_t,   S_t = a_t S_{t-1} + write_t k_t v_t^T
 """
 
 import torch
@@ -45,17 +44,15 @@ def lagged_scalar_decay(
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by `scalar_decay` with any backend.
-
-    write_t may depend on position t + 1, as y_t does not on write_t: nothing is added and subtracted again, whose
-    rounding would let it leak. At position t `scalar_decay` of keys, values and decays one position late has S_{t-1}.
+    """Compute the same by `scalar_decay` with any backend, of keys, values and decays shifted by one position, which
+    gives S_{t-1} at t. So write_t may depend on position t + 1 without leaking into y_t by rounding.
 
     Args:
         memory_BHKV: the state before the first position; None for zeros.
 
     Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory as of `scalar_decay`, where the last position has the
-        weight own_T: write_T, which the next position decides, is not read.
+        y (B, T, H, V) in the value's dtype, and the last memory as `scalar_decay`, but with weight own_T for the last
+        position; write_T, which depends on the next position, is not read.
     """
     if backend == "triton":
         mixed_BTC, gates = packed(query_BTHK, key_BTHK, value_BTHV), (log_decay_BTH, write_BTH, own_BTH)
@@ -69,7 +66,7 @@ def lagged_scalar_decay(
     mixed_BTHV, before_BHKV = scalar_decay(query_BTHK, key, value, log_decay, memory_BHKV, backend)
     assert before_BHKV is not None
     score_BTH = (at_least_float32(query_BTHK) * key_BTHK).sum(-1)
-    # Both terms in float32, as the sum of many positions and a single one may differ much in size.
+    # Both terms in float32, because their sizes may differ greatly.
     mixed_BTHV = decay_BTH[..., None] * mixed_BTHV + (own_BTH * score_BTH)[..., None] * value_BTHV
     own_BHV = own_BTH[:, -1, :, None] * value_BTHV[:, -1]
     last_BHKV = decay_BTH[:, -1, :, None, None] * before_BHKV + key_BTHK[:, -1, :, :, None] * own_BHV[:, :, None, :]
@@ -85,8 +82,8 @@ def packed_lagged_scalar_decay(
     num_heads: int,
     key_width: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by our kernels, from the heads of query, key and value side by side, (HK | HK | HV)."""
-    # The kernels leave the last position in the memory too, with the weight that it writes.
+    """Compute the same by our kernels from packed query, key and value, (HK | HK | HV)."""
+    # The kernels also write the last position to the memory, with its own weight here.
     write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
     return packed_scalar_decay(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, num_heads, key_width)
 
@@ -101,11 +98,11 @@ def lagged_scalar_decay_step(
     late_pair: tuple[Tensor, Tensor],
     late_BH: Tensor,
 ) -> Tensor:
-    """Compute y of a single position by our kernel, (B, 1, H, V), and change the memory into that after it.
+    """Compute y of a single position by our kernel, (B, 1, H, V), and update the memory in place.
 
     Args:
-        late_pair: key (B, H, K) and value (B, H, V) of the position before, turned and in float32.
-        late_BH: what its weight of writing lacks in the memory, which this position decides.
+        late_pair: key (B, H, K) and value (B, H, V) of the previous position, rotated and in float32.
+        late_BH: missing part of its write weight in the memory, which depends on this position.
     """
     from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
 
@@ -115,7 +112,7 @@ def lagged_scalar_decay_step(
 
 
 def _one_late(x_BTX: Tensor) -> Tensor:
-    """Return zeros and all positions but the last, along the second axis."""
+    """Shift by one position along the second axis, filled with zeros."""
     return F.pad(x_BTX[:, :-1], (0, 0) * (x_BTX.dim() - 2) + (1, 0))
 
 

@@ -1,14 +1,13 @@
-"""mLSTM's memory with an exponential write gate and a normaliser (Beck et al., 2024): definition and fast form.
+"""mLSTM's memory with exponential write gate and normaliser (Beck et al., 2024): definition and fast form.
 
     S_t = f_t S_{t-1} + i_t k_t v_t^T,   n_t = f_t n_{t-1} + i_t k_t,   y_t = S_t^T q_t / max(|n_t . q_t|, 1)
 
-i = exp(log_write) overflows, so the state is S exp(-m) and n exp(-m), where m follows the largest term in either:
+i = exp(log_write) overflows, so the state is S exp(-m) and n exp(-m), where m follows the largest term:
 
     m_t = max(log f_t + m_{t-1}, log i_t),   y_t = S_t^T q_t / max(|n_t . q_t|, exp(-m_t))
 
-y does not depend on m, nor does its gradient: every m that keeps numbers finite is right, and none is differentiated.
-The query comes scaled. The state is S (B, H, K, V), n (B, H, K) and m (B, H), which is never below 0, so that exp(-m)
-overflows neither.
+Neither y nor its gradient depends on m: every m that keeps numbers finite is right, and m is not differentiated. The
+query comes scaled. The state is S (B, H, K, V), n (B, H, K) and m (B, H) >= 0, so that exp(-m) does not overflow.
 """
 
 from typing import Any, NamedTuple
@@ -59,15 +58,15 @@ def mlstm(
     memory: Memory | None,
     backend: str,
 ) -> tuple[Tensor, Memory | None]:
-    """Compute the same by `scalar_decay`, n being one more column of S, that of a value of 1.
+    """Compute the same by `scalar_decay`, with n as one more column of S, of a value of 1.
 
     Args:
-        log_forget_BTH, log_write_BTH: log f, at most 0, and log i, in float32 at least.
+        log_forget_BTH, log_write_BTH: log f <= 0 and log i, in float32 at least.
         memory: before the first position; None for zeros.
 
     Returns:
-        y (B, T, H, V) in float32 at least, and the last memory, None where `scalar_decay` has none. A total may nearly
-        vanish, where y is large; at a norm its gradient then is a small difference of large numbers.
+        y (B, T, H, V) in float32 at least, and the last memory, None if `scalar_decay` has none. If the normaliser
+        nearly vanishes, y is large, and its gradient through a norm a small difference of large numbers.
     """
     log_decay_BTH, write_BTH, maximum_BTH = stabilised(
         log_forget_BTH, log_write_BTH, None if memory is None else memory.maximum_BH
@@ -75,7 +74,7 @@ def mlstm(
     if backend == "triton" and memory is not None and query_BTHK.shape[1] == 1:
         return _step_in_place(query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, write_BTH, maximum_BTH, memory)
     width = value_BTHV.shape[-1]
-    # Our kernels take columns by sixteen, flash-linear-attention's refuse an odd number in bfloat16.
+    # Our kernels take multiples of 16 columns; flash-linear-attention refuses odd numbers in bfloat16.
     padding = 0 if backend == "torch" else -(width + 1) % 16
     columns = torch.cat([value_BTHV, torch.ones_like(value_BTHV[..., :1])], dim=-1)
     columns = F.pad((columns * write_BTH[..., None]).to(value_BTHV.dtype), (0, padding))
@@ -97,7 +96,7 @@ def _step_in_place(
     maximum_B1H: Tensor,
     memory: Memory,
 ) -> tuple[Tensor, Memory]:
-    """Compute a single position by our kernel, which changes S where it is; n is a small part of it."""
+    """Compute a single position by our kernel, which updates S in place; n is small."""
     value = (value_B1HV * write_B1H[..., None]).to(value_B1HV.dtype)
     mixed, _ = scalar_decay(query_B1HK, key_B1HK, value, log_decay_B1H, memory.memory_BHKV, "triton")
     decay_BH1, write_BH1 = log_decay_B1H[:, 0, :, None].exp(), write_B1H[:, 0, :, None]
@@ -115,10 +114,10 @@ def _normalised(mixed_BTHV: Tensor, total_BTH1: Tensor, maximum_BTH: Tensor) -> 
 def stabilised(
     log_forget_BTH: Tensor, log_write_BTH: Tensor, maximum_BH: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log decay and weight of what is written, both of S exp(-m), and m, (B, T, H) each.
+    """Return log decay and write weight, both for S exp(-m), and m, (B, T, H) each.
 
-    All positions at once: with F_t = log f_1 + ... + log f_t, m_t = F_t + max(m_0, max_{s<=t} (max(log i_s, 0) - F_s)).
-    What F loses to rounding is in m alone, and so in nothing that is seen.
+    In parallel over positions: with F_t = log f_1 + ... + log f_t, m_t = F_t + max(m_0, max_{s<=t} (max(log i_s, 0) -
+    F_s)). Rounding of F only affects m, and so no result.
     """
     with torch.no_grad():
         total_BTH = cumulative_sum(log_forget_BTH)

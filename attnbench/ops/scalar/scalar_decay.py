@@ -1,12 +1,10 @@
-"""Linear attention with one decay a head: definition, chunked form, backends and their choice.
+"""Linear attention with one decay per head: definition, chunked form, backends and their choice.
 
     S_t = a_t S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t
 
-The state is S (B, H, K, V). The query comes scaled, and the value times whatever weight its position is written with.
-Query and key may have fewer heads than the value, each of theirs then serving as many of the value's side by side.
-
-A constant decay, RetNet's, is of a batch of 1 and broadcast over the others. Positions that read themselves with
-another weight than later positions read them with, as Mamba-3's do, are in lagged_scalar_decay.py.
+The state is S (B, H, K, V). The query comes scaled, and the value weighted. Each head of query and key may serve
+several adjacent heads of the value. A constant decay, as RetNet's, has a batch of 1 and is broadcast.
+lagged_scalar_decay.py has positions that read themselves with their own weight, as Mamba-3's.
 """
 
 from typing import Any
@@ -21,9 +19,8 @@ from attnbench.ops.common.recurrence import Recurrence, outer, read
 from attnbench.ops.common.scan import affine_scan
 
 MAX_FORGETTING = 30.0
-"""Largest -log a_t that a mixer should give. It leaves 1e-13 of the memory, nothing in float32. Beyond it sums of log
-decays over a chunk lose the digits of the other positions in it, and on a GPU, which adds each in an order of its own,
-may not even fall."""
+"""Largest -log a_t that a mixer should give. It keeps 1e-13 of the memory, nothing in float32. Beyond it cumulative log
+decays over a chunk lose the digits of other positions, and on a GPU, with its order of addition, may not even fall."""
 
 
 def scalar_step(
@@ -35,14 +32,14 @@ def scalar_step(
 
 
 def weighted(value_BTHV: Tensor, write_BTH: Tensor | None) -> Tensor:
-    """Return the value times the weight that its position is written with; keeps the dtype."""
+    """Return the value times its write weight; keeps the dtype."""
     return value_BTHV if write_BTH is None else (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
 
 
 def _by_heads(
     query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor, log_decay_BTH: Tensor, write_BTH: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the inputs of the steps: head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1."""
+    """Return the inputs of the steps, with query and key repeated for the value's heads."""
     repeats = value_BTHV.shape[2] // query_BTGK.shape[2]
     if repeats > 1:
         query_BTGK, key_BTGK = (x.repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))
@@ -70,13 +67,13 @@ def scalar_decay(
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute y and the last memory with backend `torch`, by the definition for a single position, `triton` or `fla`.
+    """Compute y and the last memory with backend `torch` (the definition for a single position), `triton` or `fla`.
 
     Args:
-        memory_BHKV: the state before the first position; None for zeros. With triton a single position changes it.
+        memory_BHKV: the state before the first position; None for zeros. With triton a single position updates it.
 
     Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory: with triton and fla None where there was none before.
+        y (B, T, H, V) in the value's dtype, and the last memory: with triton and fla None if none was given.
     """
     if backend == "triton":
         mixed_BTC = packed(query_BTGK, key_BTGK, value_BTHV)
@@ -105,12 +102,12 @@ def packed_scalar_decay(
     key_width: int,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by our kernels, from the heads of query, key and value side by side, (GK | GK | HV).
+    """Compute the same by our kernels from packed query, key and value, (GK | GK | HV).
 
     Args:
-        write_BTH: weight of the value that a position writes; None for 1.
-        own_BTH: weight of the value that it reads of itself, see `lagged_scalar_decay`; None for `write_BTH`.
-        memory_BHKV: the state before the first position, and of a single one, in its place, the state after it.
+        write_BTH: write weight of a position's value; None for 1.
+        own_BTH: weight of the value in its own output, see `lagged_scalar_decay`; None for `write_BTH`.
+        memory_BHKV: the state before the first position; a single position updates it.
         scale: factor of the query.
     """
     if memory_BHKV is not None and mixed_BTC.shape[1] == 1:
@@ -138,15 +135,12 @@ def packed_scalar_decay(
 
 
 def packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
-    """Return all heads side by side, as our kernels read them, in the value's dtype."""
+    """Pack query, key and value for our kernels, in the value's dtype."""
     return torch.cat([x.to(value_BTHV.dtype).flatten(2) for x in (query_BTGK, key_BTGK, value_BTHV)], dim=-1)
 
 
 def chunk_size(device_type: str) -> int:
-    """Return the positions a chunk of the torch form. Changes the speed, not the result.
-
-    A GPU's matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves.
-    """
+    """Return the positions per chunk of the torch form: the fastest size, which does not change the result."""
     return 32 if device_type == "cpu" else 64
 
 
@@ -160,29 +154,25 @@ def chunked_scalar_decay(
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by chunks: masked products within, a scan over their states between.
 
-    Within a chunk, c_i = g_1 + ... + g_i of log decays:
+    Within a chunk, with c_i = g_1 + ... + g_i of log decays:
 
         y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) v_j
         S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j v_j^T
 
-    Products run in the value's dtype; decays and states in that of the log decay.
+    Products run in the value's dtype; decays and states in that of the log decay. y (B, T, H, V) has the value's dtype.
 
     Args:
         memory_BHKV: the state before the first position; None for zeros.
-        num_positions: of a chunk; see `chunk_size`.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype and the last memory.
+        num_positions: per chunk, see `chunk_size`.
     """
     (batch, length, heads, width), dtype = value_BTHV.shape, value_BTHV.dtype
     groups, key_width = query_BTGK.shape[2:]
     size = min(num_positions, length)
-    # (N, B, G, H/G, positions, channels), where H/G is 1 of query and key.
+    # (N, B, G, H/G, positions, channels), where H/G is 1 for query and key.
     query, key, value = (_chunks(x, groups, size).to(dtype) for x in (query_BTGK, key_BTGK, value_BTHV))
     cumulative = _chunks(at_least_float32(log_decay_BTH)[..., None], groups, size).squeeze(-1).cumsum(-1)
     later = torch.ones(size, size, dtype=torch.bool, device=value.device).triu(1)
-    # Masked before exp, where a future position's decay would overflow. In place, as on a CPU fresh memory is what
-    # elementwise operations cost.
+    # Masked before exp, which would overflow for future positions. In place, to save memory allocation on a CPU.
     decay = (cumulative[..., :, None] - cumulative[..., None, :]).masked_fill_(later, -torch.inf).exp_()
     within = ((query @ key.mT) * decay).to(dtype) @ value
     left = (cumulative[..., -1:] - cumulative).exp().to(dtype)[..., None]
@@ -199,7 +189,7 @@ def chunked_scalar_decay(
 
 
 def _chunks(x_BTHC: Tensor, groups: int, size: int) -> Tensor:
-    """Cut to (N, B, groups, H / groups, size, C); what pads the last chunk is zero and so changes no state."""
+    """Cut to (N, B, groups, H / groups, size, C); zero padding changes no state."""
     padded = F.pad(x_BTHC, (0, 0, 0, 0, 0, -x_BTHC.shape[1] % size))
     return padded.unflatten(2, (groups, -1)).unflatten(1, (-1, size)).permute(1, 0, 3, 4, 2, 5)
 
@@ -207,7 +197,7 @@ def _chunks(x_BTHC: Tensor, groups: int, size: int) -> Tensor:
 def _carry(decay_NX: Tensor, addition_NXKV: Tensor, initial_XKV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the states before every chunk, (N, X, K, V), and the last, of S' = decay S + addition."""
     num_chunks, batch, key_width, width = addition_NXKV.shape
-    # What is written depends on no state, so that the scan's products are of no positions.
+    # Writes depend on no state, so the scan has chunks without positions.
     no_key, no_write = (addition_NXKV.new_zeros(num_chunks, batch, 0, channels) for channels in (key_width, width))
     states, _ = affine_scan(decay_NX, no_key, no_key, no_write, addition_NXKV, initial_XKV.to(addition_NXKV.dtype))
     return states[:-1], states[-1]

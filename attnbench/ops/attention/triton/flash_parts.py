@@ -14,8 +14,7 @@ from torch import Tensor
 from attnbench.ops.layers.triton.rotary_kernels import store_rows
 
 WARPS_IN_FLOAT32, WARPS = 16, 8
-"""Warps per multiprocessor that the number of parts aims at, from timings on an H200; walks are split where there are
-at most half as many."""
+"""Target warps per multiprocessor, from timings on an H200; walks are split if there are at most half as many."""
 
 MAX_SPLITS = 32
 

@@ -1,4 +1,4 @@
-"""Choice of the gated delta rule's launches: chunks, the blocks and warps of each kernel, which of two forms."""
+"""Launch choices of the gated delta rule: chunk sizes, blocks and warps of each kernel, and which of two forms runs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,34 +21,33 @@ LAUNCH: dict[str, dict[str, int]] = {
     "scan_backward": {"num_warps": 4, "num_stages": 3, "VALUES": 16},
     "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
 }
-"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of value
-channels, the most of them."""
+"""Launch of each kernel: warps, stages of the loads in its loop and the largest block of value channels."""
 
 NARROW = 64
-"""Heads with fewer key channels, or fewer value channels to a program, have shorter chunks (`positions_of_chunk`) and
-blocks of fewer values (`NARROW_VALUES`), so that all products are a single warp's. Triton 3.6 compiles Hopper's
-products of four warps wrongly for narrow tiles: at 16 and 32 key channels rows of W from 16 on are wrong, and at 16 and
-32 value channels gradients are read from beyond the shared memory."""
+"""Heads with fewer key channels, or fewer value channels per program, have shorter chunks (`positions_of_chunk`) and
+blocks (`NARROW_VALUES`), so that all products are a single warp's. Triton 3.6 miscompiles Hopper's four-warp products
+for narrow tiles: at 16 and 32 key channels rows of W from 16 on are wrong, and at 16 and 32 value channels gradients
+are read from beyond the shared memory."""
 
 NARROW_VALUES = 32
 
 NARROWEST = 32
-"""Least value channels of a walk's block: 1 x 8,192 positions of 32 heads of 128 channels (query and key of 16) take
-1.73 ms forward and backward with blocks of 32, 1.91 with 64, and all chunks at once 2.13; 2 x 16,384 of 12 heads of 64
-take 1.73, 2.00 and 1.61, on an H100."""
+"""Least value channels of a walk's block: on an H100, 1 x 8,192 positions of 32 heads of 128 channels (query and key of
+16) take 1.73 ms forward and backward with blocks of 32, 1.91 with 64, and in parallel 2.13; 2 x 16,384 of 12 heads of
+64 take 1.73, 2.00 and 1.61."""
 
 MANY_CHUNKS = 8
-"""Chunks from which a walk is long."""
+"""Least chunks of a long walk."""
 
 WIDE = 128
-"""A head with more key channels comes in bfloat16 alone."""
+"""Most key channels in float32; wider heads are bfloat16."""
 
 WIDE_LAUNCH: dict[str, dict[str, int]] = {
     "walk_forward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
     "walk_backward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},
     "gradient": {"num_warps": 8, "num_stages": 2},
 }
-"""Entries of such a head in place of LAUNCH's: the state of a walk is half of a multiprocessor's registers."""
+"""Overrides of LAUNCH for heads wider than WIDE: the state of a walk fills half of a multiprocessor's registers."""
 
 CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
     "walk_forward": {"num_warps": 4, "num_stages": 1, "VALUES": 32},
@@ -57,8 +56,7 @@ CRAMPED_LAUNCH: dict[str, dict[str, int]] = {
     "scan_backward": {"num_stages": 2},
     "gradient": {"num_warps": 8, "num_stages": 1},
 }
-"""Entries of a head with keys of more than 256 bytes in their place on a card that is not roomy: to fit there into 99
-KiB of shared memory, not tuned."""
+"""Overrides for keys of more than 256 bytes on a GPU that is not roomy: fit into 99 KiB of shared memory, untuned."""
 
 
 def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> int:
@@ -81,13 +79,13 @@ def values_of_walk(channels: int, narrowest: int, num_values: int, device: torch
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """One call's inputs, contiguous, and what follows from their shapes.
+    """Contiguous inputs of one call, and the sizes that follow from their shapes.
 
     Args:
         num_heads: of the values.
-        num_key_heads: of query and key; each is shared by as many of the values'.
-        parallel: all chunks at once around a scan, instead of one program a head that walks its chunks; None for the
-            rule in `choose_parallel`.
+        num_key_heads: of query and key; each is shared by several of the values'.
+        parallel: all chunks in parallel around a scan, instead of one program per head walking its chunks; None for
+            `choose_parallel`.
     """
 
     mixed: Tensor
@@ -105,7 +103,7 @@ class DeltaRule:
 
     @property
     def sequences(self) -> int:
-        """Independent ones: of every head."""
+        """Sequences × heads."""
         return self.mixed.shape[0] * self.num_heads
 
     @property
@@ -114,17 +112,16 @@ class DeltaRule:
 
     @property
     def scale(self) -> float:
-        """Factor on queries."""
         return self.key_width**-0.5
 
     @property
     def heads(self) -> dict[str, int]:
-        """Constants of the kernels that read query, key or value where they lie."""
+        """Constants of the kernels that read query, key or value."""
         return {"num_heads": self.num_heads, "GROUPS": self.num_key_heads}
 
     @property
     def chunk(self) -> int:
-        """Positions of a chunk."""
+        """Positions per chunk."""
         return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
 
     @property
@@ -133,16 +130,16 @@ class DeltaRule:
 
     @property
     def all_chunks(self) -> int:
-        """Number of chunks of all sequences together."""
+        """Chunks of all sequences and heads."""
         return self.sequences * self.num_chunks
 
     @property
     def values(self) -> int:
-        """The most value channels of a block, a power of 2 that divides them."""
+        """The largest block of value channels: a power of 2 that divides them."""
         return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
 
     def launch_of(self, kernel: str) -> dict[str, int]:
-        """Return the entry of a kernel for these inputs."""
+        """Return the launch of a kernel for these inputs."""
         launch = LAUNCH[kernel]
         is_float32 = self.mixed.dtype == torch.float32
         if kernel == "gradient":
@@ -152,10 +149,10 @@ class DeltaRule:
         if self.key_width > WIDE:
             launch = launch | WIDE_LAUNCH.get(kernel, {})
             if kernel == "gradient" and self.value_width > 256:
-                # A shorter loop runs out of registers with it and is slower: docs/kernels.md has the times.
+                # A shorter loop would run out of registers: docs/kernels.md has the times.
                 launch = launch | {"num_stages": 3}
         elif self.key_width > keys_of_four_warps:
-            # Four run out of registers, in float32 so far that the assembler takes half a minute and more.
+            # Four run out of registers; in float32 the assembler then takes 30 s and more.
             launch = launch | {"num_warps": 8}
         if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
             launch = launch | CRAMPED_LAUNCH.get(kernel, {})
@@ -168,20 +165,18 @@ class DeltaRule:
 
     @property
     def can_walk_narrow(self) -> bool:
-        """Heads and lengths of which narrower walks have been timed."""
+        """Whether narrower walks have been timed for these heads and lengths."""
         is_timed = self.mixed.itemsize == 2 and self.chunk == 64 and self.key_width <= WIDE
         return is_timed and self.num_chunks >= MANY_CHUNKS
 
     def num_blocks(self, kernel: str) -> int:
-        """Blocks of value channels."""
         return self.value_width // self.launch_of(kernel)["VALUES"]
 
     def empty(self, *shape: int) -> Tensor:
-        """Return an empty tensor of every chunk, in the dtype of the inputs."""
+        """Return an empty tensor per chunk, in the dtype of the inputs."""
         return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
 
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
-        """Return a kernel's constants."""
         precision = product_precision(self.mixed.dtype)
         options = {"C": self.chunk, "K": self.key_width, "V": self.value_width, "PRECISION": precision}
         return options | more | self.launch_of(kernel)
@@ -192,8 +187,8 @@ class DeltaRule:
 
 def choose_parallel(rule: DeltaRule) -> bool:
     """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, of
-    MANY_CHUNKS each; of heads that walk in narrow blocks, whose walks take about as long however many there are, fewer
-    heads of all sequences than a fifth of the multiprocessors (see `NARROWEST`)."""
+    MANY_CHUNKS each; or, of heads with narrow walks, whose time hardly depends on their number, fewer sequences × heads
+    than a fifth of the multiprocessors (see `NARROWEST`)."""
     idle_from = num_multiprocessors(rule.mixed.device)
     if rule.can_walk_narrow:
         few = 5 * rule.sequences < idle_from

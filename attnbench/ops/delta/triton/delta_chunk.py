@@ -1,22 +1,21 @@
-"""One chunk of the gated delta rule and of its gradient, as the kernels beside this file put them together.
+"""Algebra of one chunk of the gated delta rule and of its gradient, shared by the kernels.
 
-A chunk has C positions. c_i is the sum of its log decays up to position i, g_i = exp(c_i), G_ij = exp(c_i - c_j) for
-j <= i and 0 elsewhere; S (K, V) is the state before the chunk. Rows of Q (scaled), K and V are positions.
+A chunk has C positions. c_i is the sum of its log decays up to position i, g_i = exp(c_i), G_ij = exp(c_i - c_j) for j
+<= i and 0 elsewhere; S (K, V) is the state before the chunk. Rows of Q (scaled), K and V are positions.
 
-    L = K K^T o G below the diagonal,  R = L (I + b L)^-1       `resolvent`: what earlier positions do to later ones
-    F = (I - R b) (V - g K S)                                   correction of what the state and they would answer
-    Y = g Q S + (Q K^T o G) b F                                 what the positions read
-    S' = g_C S + (g_C / g K)^T b F                              the state after the chunk
+    L = K K^T o G below the diagonal,  R = L (I + b L)^-1       `resolvent`: effect of earlier positions on later ones
+    F = (I - R b) (V - g K S)                                   correction of the values
+    Y = g Q S + (Q K^T o G) b F                                 output
+    S' = g_C S + (g_C / g K)^T b F                              state after the chunk
 
-(I - R b) is the inverse of (I + L b), and its transpose's counterpart (I - b R)^T takes gradients back: with E the
-gradient of b F, that of V - g K S is b H for H = (I - b R)^T E, and that of b is the row sum of F o H, in which neither
-divides by a b that may be zero.
+(I - R b) is the inverse of (I + L b). With E the gradient of b F, the gradient of V - g K S is b H for H = (I - b R)^T
+E, and that of b is the row sum of F o H; neither divides by b, which may be zero.
 
-No exponent is above zero: log decays are not positive, and what lies above the diagonal is masked before exp.
-Positions beyond the sequence's end have zeros throughout (log decay and beta too), which changes nothing.
+No exponent is positive: log decays are at most 0, and pairs above the diagonal are masked before exp. Positions beyond
+the sequence's end are zeros (log decay and beta too) and change nothing.
 
-Queries and keys are multiplied as they are in memory. What makes Q and K of them is a factor a row, and so is g; these
-factors scale what is smaller, rows or columns of a product.
+Queries and keys are multiplied as stored. Their scaling and g are factors per row, applied to the smaller side of a
+product.
 """
 
 # A decorated function is not seen to return.
@@ -28,53 +27,49 @@ import triton.language as tl
 from attnbench.ops.common.triton.products import product
 
 LENGTHS = ("length",)
-"""Arguments on whose value no kernel is compiled anew. A length of 1 would become a constant, and without its loop a
-product of two warpgroup tiles reads, compiled by Triton 3.6 for Hopper, from beyond its shared memory."""
+"""Arguments whose values do not specialise a kernel. A length of 1 would become a constant; without its loop a product
+of two warpgroup tiles, compiled by Triton 3.6 for Hopper, reads beyond its shared memory."""
 
 
 @triton.jit
 def rows_of(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Addresses of WIDTH columns of a chunk's rows in a matrix with a row of STRIDE for every position of all
-    sequences, and which of them exist."""
+    """Return addresses of WIDTH columns of a chunk's rows in a matrix with rows of STRIDE for all positions of all
+    sequences, and which exist."""
     row = sequence.to(tl.int64) * length + start
     return matrix(pointer, row, STRIDE, 0, C, WIDTH), (start + tl.arange(0, C) < length)[:, None]
 
 
 @triton.jit
 def load_rows(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Zeros for positions from `length` on."""
+    """Load with zeros for positions from `length` on."""
     address, valid = rows_of(pointer, sequence, start, length, STRIDE, C, WIDTH)
     return tl.load(address, mask=valid, other=0.0)
 
 
 @triton.jit
 def store_rows(values, pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
-    """The counterpart of `load_rows`."""
     address, valid = rows_of(pointer, sequence, start, length, STRIDE, C, WIDTH)
     tl.store(address, values.to(pointer.dtype.element_ty), mask=valid)
 
 
 @triton.jit
 def matrix(pointer, row, WIDTH: tl.constexpr, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on.
-
-    All is counted from the row, also where a loop goes from row to row: offsets that stay the same would be kept in
-    registers, of which there are too few.
-    """
+    """Return addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on.
+    Addresses are recomputed from the row even within a loop: constant offsets would occupy scarce registers."""
     return pointer + ((row + tl.arange(0, ROWS))[:, None] * WIDTH + (column + tl.arange(0, COLUMNS))[None, :])
 
 
 @triton.jit
 def row_factors(rows, scale, UNIT: tl.constexpr):
-    """`scale`, divided by the length of each row if UNIT."""
+    """Return `scale`, divided by the length of each row if UNIT."""
     wide = rows.to(tl.float32)
     return scale * tl.rsqrt(tl.sum(wide * wide, 1) + 1e-6) if UNIT else tl.sum(wide * 0.0, 1) + scale
 
 
 @triton.jit
 def scaled_rows_gradient(gradient, rows, factor, inner, scale, UNIT: tl.constexpr):
-    """The gradient in rows of which `row_factors` gave `factor`. `gradient` is that of the scaled rows, times `factor`;
-    `inner` is the sum of it without that times the scaled rows."""
+    """Return the gradient of rows that were multiplied by `factor` of `row_factors`. `gradient` is that of the scaled
+    rows, times `factor`; `inner` its row sums with the rows, without `factor`."""
     if UNIT:
         gradient -= rows.to(tl.float32) * (factor * factor * inner / (scale * scale))[:, None]
     return gradient
@@ -82,7 +77,7 @@ def scaled_rows_gradient(gradient, rows, factor, inner, scale, UNIT: tl.constexp
 
 @triton.jit
 def pair_decay(cumulative, C: tl.constexpr):
-    """G."""
+    """Return G."""
     rows = tl.arange(0, C)
     not_later = rows[:, None] >= rows[None, :]
     return tl.exp(tl.where(not_later, cumulative[:, None] - cumulative[None, :], float("-inf")))
@@ -96,34 +91,29 @@ def below_diagonal(values, C: tl.constexpr):
 
 @triton.jit
 def on_diagonal(values, SIZE: tl.constexpr):
-    """Zeros beside the diagonal."""
     rows = tl.arange(0, SIZE)
     return tl.where(rows[:, None] == rows[None, :], values, 0.0)
 
 
 @triton.jit
 def diagonal(values, SIZE: tl.constexpr):
-    """The diagonal alone."""
     return tl.sum(on_diagonal(values, SIZE), 1)
 
 
 @triton.jit
 def level_below(lower, apart, size: tl.constexpr):
-    """Part of `lower` that is outside the diagonal blocks of `size`, a power of 2, and inside those twice as large.
-
-    `apart` is row index xor column index.
-    """
+    """Return the part of `lower` outside the diagonal blocks of `size`, a power of 2, and inside those twice as large.
+    `apart` is row index xor column index."""
     return tl.where((apart >= size) & (apart < 2 * size), lower, 0.0)
 
 
 @triton.jit
 def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """R in float32, of L strictly below the diagonal; C is 32 or 64.
+    """Return R in float32, of L strictly below the diagonal; C is 32 or 64.
 
-    R of the diagonal blocks of a size gives that of blocks twice as large: with N what of L lies below the ones inside
-    the others, R + (I - R b) N (I - b R). Powers of the whole matrix, the shorter way, grow beyond all digits where
-    neighbouring keys are alike. Blocks of up to 16 are products of their own, which the small matrix instructions do
-    without leaving the registers.
+    R of diagonal blocks of one size gives R of blocks twice as large: with N the part of L between them, R + (I - R b)
+    N (I - b R). Powers of the whole matrix would be shorter but lose all digits if neighbouring keys are alike. Blocks
+    of up to 16 are batched products of the small matrix instructions, which stay in registers.
     """
     blocks: tl.constexpr = C // 16
     index = tl.arange(0, blocks)
@@ -148,19 +138,22 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def correction_gradient(between, beta, change_gradient, PRECISION: tl.constexpr):
-    """H, in float32; `between` is R and `change_gradient` E."""
+    """Return H in float32; `between` is R and `change_gradient` E."""
     scaled = (change_gradient * beta[:, None]).to(between.dtype)
     return change_gradient - product(tl.trans(between), scaled, PRECISION)
 
 
 @triton.jit
 def log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total):
-    """c_i enters as exp(c_i) wherever position i reads (its query, and its key in L) and as exp(-c_i) where it is read
-    (its key in L and in Q K^T), so its gradient is the difference of the row sums of the two, and each log decay is in
-    the c_i of all positions from its own on; what leaves for S' decays by all that come after.
+    """Return the gradients of log decays.
 
-    What a position reads of itself would be in both sums and is in neither, and what leaves is summed from where it
-    starts: a head that forgets fast has little else, and the rounding of these would be what is left. `of_total` is
-    what the decay of S itself gives each."""
+    c_i enters as exp(c_i) where position i reads (by its query, and its key in L) and as exp(-c_i) where it is read
+    (its key in L and in Q K^T): its gradient is the difference of these row sums. Each log decay is part of c_i of all
+    positions from its own on. `leaving_inner`, of the writes to S', sums over earlier positions instead.
+
+    The reading of a position by itself is in neither sum, and `leaving_inner` is summed from its start: for a head that
+    forgets fast these dominate, and differences would leave only rounding. `of_total` is the gradient through the decay
+    of S.
+    """
     inside = tl.cumsum(query_inner + 2 * reading_inner - key_inner, 0, reverse=True)
     return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

@@ -1,6 +1,5 @@
-"""All gradients of the gated delta rule, of all chunks at once, when F, H, S and the gradient of S' are known of each:
-one kernel for narrow keys and one for wide.
-"""
+"""All gradients of the gated delta rule, for all chunks at once, given F, H, S and the gradient of S' of each: one
+kernel for narrow keys and one for wide."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
@@ -37,9 +36,8 @@ from attnbench.ops.delta.triton.delta_tiles import (
 )
 
 NARROW_KEYS = 64
-"""Channels of a key up to which three sums of as many channels a position fit into a program's registers. Beyond that
-two passes with fewer sums at a time are faster; where they fit, one pass is (64 × 64, an H200: 0.11 ms; a former kernel
-with fewer sums took 0.22)."""
+"""Key channels up to which three sums of (positions, channels) fit into a program's registers in one pass. Beyond, two
+passes with fewer sums are faster (64 × 64, an H200: one pass takes 0.11 ms; two took 0.22)."""
 
 
 @triton.jit
@@ -49,8 +47,8 @@ def gradients_of_values(
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, CORRECTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Load, of a block of values, the output's gradient, F, and the values' gradient b H, which it stores; and the
-    gradients of Q K^T o G and R with what the block adds."""
+    """For a block of values, load the output's gradient and F, store the values' gradient b H, and add to the gradients
+    of Q K^T o G and R."""
     of_output = load_rows(gradient + head * V + first, sequence, start, length, num_heads * V, C, VALUES)
     correction = tl.load(matrix(corrections, index * C, V, first, C, VALUES))
     of_correction = tl.load(matrix(correction_gradients, index * C, V, first, C, VALUES))
@@ -69,8 +67,8 @@ def gradients_of_values(
 @triton.jit
 def store_of_head(values, mixed_gradient, heads_gradient, sequence, head, start, length, num_heads: tl.constexpr,
                   C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    """Store the gradient of a head's query or key: among that of `mixed`, or where heads share them, in
-    `heads_gradient` (B, T, 2, H, K), to be summed."""
+    """Store the gradient of a head's query or key: in that of `mixed`, or if heads share them, in `heads_gradient` (B,
+    T, 2, H, K), to be summed."""
     if heads_gradient is None:
         store_rows(values, mixed_gradient + head * K, sequence, start, length, num_heads * (2 * K + V), C, K)
     else:
@@ -85,14 +83,12 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """All gradients of every chunk, over the blocks of values. Grid: chunks of all sequences × heads.
 
-    Of every chunk there are S (`states`) and the gradient of S' (`state_gradients`), both transposed, F (`corrections`)
-    and H or, unless CORRECTED, E (`correction_gradients`). `gradient` is the output's, `heads_gradient` None where no
-    heads share query and key.
+    Inputs per chunk are S (`states`) and the gradient of S' (`state_gradients`), both transposed, F (`corrections`) and
+    H or, unless CORRECTED, E (`correction_gradients`). `heads_gradient` is None if no heads share query and key.
 
-    The gradient of a log decay takes row sums of Q and K times parts of their gradients. A part of which a row sum is
-    taken is no product's `sum` afterwards: that accumulates in the same registers, and ptxas (12.8 to 13.0) can take
-    the same row sum before and after for one value. What the diagonal of the pairs gives is a product too: row by row
-    it spills registers.
+    The gradient of a log decay takes row sums of Q and K times parts of their gradients. Such a part must not become a
+    product's `sum` afterwards: that accumulates in the same registers, and ptxas (12.8 to 13.0) may confuse the row
+    sums before and after. The diagonal's part is a product too, because a row-wise form spills registers.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -156,10 +152,9 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
                     scale, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """`gradient_kernel` for more than NARROW_KEYS channels of the keys, in two passes over the blocks of values: first
-    what comes through S and the pairs, then what comes through S'. So there are no more than two sums as large as keys
-    at a time, and a row sum is one of a whole sum. All that is as large is transposed, rows being channels of the keys.
-    """
+    """`gradient_kernel` for more than NARROW_KEYS key channels, in two passes over the blocks of values: through S and
+    the pairs, then through S'. At most two key-sized sums exist at a time, and row sums are of whole sums. Key-sized
+    tiles are transposed."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     dtype: tl.constexpr = key.dtype
@@ -221,7 +216,7 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
         of_key -= wide * (key_factor * key_factor * (key_inner + leaving_inner + own))[None, :]
     of_key = tl.trans(of_key.to(dtype))
     store_of_head(of_key, mixed_gradient, heads_gradient, sequence, num_heads + head, start, length, num_heads, C, K, V)
-    # Not the sum of its rows' sums, which Triton (3.6, 3.7.1) does not compile for Blackwell's data-centre cards.
+    # Not the sum of row sums, which Triton (3.6, 3.7.1) cannot compile for Blackwell data-centre GPUs.
     of_total = tl.sum(on_diagonal(of_decay, VALUES)) * load_total(factors, index, C)
     of_log_decay = log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total)
     tl.store(log_decay_gradient + entries, of_log_decay, mask=valid)

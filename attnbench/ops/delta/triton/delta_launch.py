@@ -1,4 +1,4 @@
-"""Launches of the gated delta rule's kernels: the two forms over the same tiles, forward and backward."""
+"""Launches of the gated delta rule's kernels in both forms, forward and backward."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
@@ -21,7 +21,7 @@ from attnbench.ops.delta.triton.delta_tiles import FACTORS, pairs_kernel
 from attnbench.ops.delta.triton.delta_walk import walk_backward_kernel, walk_forward_kernel
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Tensors of every chunk that the gradient needs: S (transposed), F, and what `pairs_kernel` fills."""
+"""Tensors per chunk for the gradient: S (transposed), F, and the two outputs of `pairs_kernel`."""
 
 
 def forward(
@@ -31,7 +31,7 @@ def forward(
     last: Tensor | None,
     kept: Kept | None,
 ) -> None:
-    """Fill `output`, `last` and what the gradient needs."""
+    """Fill `output`, `last` and `kept`."""
     pairs, factors = kept[2:] if kept is not None else _empty_pairs(rule)
     launch(
         pairs_kernel, (rule.all_chunks,),
@@ -113,7 +113,7 @@ def backward(
 
 
 def _key_parts(rule: DeltaRule, pairs: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """W and Y of every chunk."""
+    """Return W and Y of every chunk."""
     readers, writers = (rule.empty(rule.chunk, rule.key_width) for _ in range(2))
     launch(
         key_parts_kernel, (rule.all_chunks,),

@@ -1,5 +1,5 @@
-"""The gated delta rule as one operator on what a projection gives, with its gradient. Its definition is
-`delta_step` in ops/delta/delta_rule.py; delta_chunk.py writes it out chunk by chunk."""
+"""The gated delta rule as one operator on packed inputs, with its gradient. `delta_step` in ops/delta/delta_rule.py is
+its definition; delta_chunk.py has the algebra of a chunk."""
 
 from typing import Any
 
@@ -33,19 +33,19 @@ def gated_delta_rule(
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
     Args:
-        mixed_BTC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; K is 16, 32, 64 or
-            128, in bfloat16 also 256, V a multiple of 16.
-        log_decay_BTH: log a_t, not positive; float32, as beta and memory are.
+        mixed_BTC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K is 16, 32, 64 or 128, in
+            bfloat16 also 256, V a multiple of 16.
+        log_decay_BTH: log a_t <= 0; float32, as beta and memory.
         unit_length: divide each query and key by its length first.
-        num_key_heads: heads of query and key, G, each shared by H / G of the values'; None: as many as of these.
-        keep_memory: whether the last memory is wanted.
-        parallel: which of two forms runs; None for `choose_parallel`. Changes the speed alone.
+        num_key_heads: G, each shared by H / G heads of the value; None: H.
+        keep_memory: return the last memory.
+        parallel: which form runs; None for `choose_parallel`. Changes the speed alone.
 
     Returns:
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
 
     Raises:
-        UserError: a dtype that these kernels do not have, or not at such a width.
+        UserError: a dtype that these kernels do not support at this width.
     """
     if mixed_BTC.dtype not in (DTYPES if key_width <= WIDE else DTYPES[:1]):
         raise UserError(
@@ -91,7 +91,7 @@ def _forward_outputs(rule: DeltaRule, keep_memory: bool, keep_states: bool) -> t
     lambda mixed, log_decay, beta, memory, heads, groups, keys, unit, keep_memory, keep_states, parallel: (
         _forward_outputs(DeltaRule(mixed, log_decay, beta, heads, groups, keys, unit), keep_memory, keep_states)
     ),
-    # As the recurrence does it: 2KV a position and head for each of M^T k, the outer product and M^T q.
+    # As the recurrence: 2KV per position and head for each of M^T k, the outer product and M^T q.
     flops=lambda mixed, log_decay, beta, memory, heads, groups, keys, *_: (
         6 * mixed[0] * mixed[1] * keys * (mixed[2] - 2 * groups * keys)
     ),
@@ -109,8 +109,8 @@ def gated_delta_rule_forward(
     keep_states: bool,
     parallel: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, the last memory, and for the gradient, of every chunk of every sequence and head: the state before it,
-    transposed, its corrections, its pairs and its factors, the last in float32. What is not kept is empty."""
+    """Return y, the last memory, and per chunk for the gradient: the state before it, transposed, corrections, pairs,
+    and factors in float32. Unwanted tensors are empty."""
     rule = _rule(mixed_BTC, log_decay_BTH, beta_BTH, num_heads, num_key_heads, key_width, unit_length, parallel)
     output, last, *kept = outputs = _forward_outputs(rule, keep_memory, keep_states)
     states = tuple(kept) if keep_states else None
@@ -146,7 +146,7 @@ def gated_delta_rule_backward(
     of_memory: bool,
     parallel: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of mixed, log decay, beta and, if `of_memory`, the first memory, otherwise an empty one."""
+    """Return gradients of mixed, log decay, beta and the first memory (empty unless `of_memory`)."""
     rule = _rule(mixed_BTC, log_decay_BTH, beta_BTH, num_heads, num_key_heads, key_width, unit_length, parallel)
     kept, of_first = (states, corrections, pairs, factors), _memory(rule, of_memory)
     ends = contiguous(last_gradient_BHKV), of_first if of_memory else None

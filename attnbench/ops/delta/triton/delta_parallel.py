@@ -1,9 +1,9 @@
-"""The gated delta rule's state carried with all chunks' work done at once, before and after: the form for few heads and
-many chunks. What is left to do one chunk after the other are two products with (C, K) matrices,
+"""The gated delta rule with all chunks' work in parallel before and after a scan over the states: the form for few
+heads and many chunks. Two products with (C, K) matrices per chunk remain in the scan,
 
     F = U - W S,    S' = g_C S + Y^T b F        with U = (I - R b) V,  W = (I - R b) g K,  Y = g_C / g K
 
-and for the gradient E of b F, with E_0 what the chunk's own queries give it and B = (g Q)^T times Y's gradient,
+and for the gradient E of b F, with E_0 from the chunk's own queries and B = (g Q)^T times Y's gradient,
 
     E = E_0 + Y S'_gradient,    S_gradient = g_C S'_gradient + B - W^T b E
 """
@@ -34,7 +34,7 @@ from attnbench.ops.delta.triton.delta_tiles import (
 @triton.jit(do_not_specialize=LENGTHS)
 def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """W and Y of every chunk (`readers` and `writers`). Grid: chunks of all sequences × heads."""
+    """Compute W and Y of every chunk (`readers` and `writers`). Grid: chunks of all sequences × heads."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     between, _ = load_pairs(pairs, index, C)
@@ -51,7 +51,7 @@ def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads:
 def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                            PRECISION: tl.constexpr):  # fmt: skip
-    """U of every chunk, in place of F. Grid: chunks of all sequences × heads, blocks of values."""
+    """Compute U of every chunk, in place of F. Grid: chunks of all sequences × heads, blocks of values."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     between, _ = load_pairs(pairs, index, C)
@@ -65,10 +65,8 @@ def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads
 def scan_forward_kernel(factors, readers, writers, initial, last, states, corrections, length,
                         C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
-    """S and F of every chunk, one after the other; F takes the place of U. Grid: sequences × heads, blocks of values.
-
-    `initial` and `last` may be None.
-    """
+    """Compute S and F of every chunk in order; F replaces U. Grid: sequences × heads, blocks of values. `initial` and
+    `last` may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
     whole = program.to(tl.int64) * K
@@ -95,7 +93,7 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
 def read_kernel(mixed, pairs, factors, states, corrections, output, length,
                 num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                 V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The output of every chunk. Grid: chunks of all sequences × heads, blocks of values."""
+    """Compute the output of every chunk. Grid: chunks of all sequences × heads, blocks of values."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -113,10 +111,8 @@ def read_kernel(mixed, pairs, factors, states, corrections, output, length,
 def prepare_backward_kernel(mixed, pairs, factors, gradient, change_gradients, additions, length,
                             num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                             V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """E_0 (in place of E) and B, transposed (in place of the gradient of S'), of every chunk.
-
-    Grid: chunks of all sequences × heads, blocks of values.
-    """
+    """Compute E_0 (in place of E) and B, transposed (in place of the gradient of S'), of every chunk. Grid: chunks of
+    all sequences × heads, blocks of values."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -134,10 +130,8 @@ def scan_backward_kernel(factors, readers, writers, last_gradient, initial_gradi
                          change_gradients, length,
                          C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """The gradient of S' and E of every chunk, from the last to the first, each in place of what was prepared.
-
-    Grid: sequences × heads, blocks of values. The gradients of the states at both ends may be None.
-    """
+    """Compute the gradient of S' and E of every chunk in reverse order, in place of the prepared tensors. Grid:
+    sequences × heads, blocks of values. The gradients of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
     whole = program.to(tl.int64) * K

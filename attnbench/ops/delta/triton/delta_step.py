@@ -1,7 +1,5 @@
-"""One position of the gated delta rule: a single pass over the state, which is read, changed and written in place.
-
-Torch's form of the same takes a dozen kernels, each longer to launch than to run.
-"""
+"""One position of the gated delta rule: a single pass over the state, updated in place. Torch's form takes a dozen
+kernels, each longer to launch than to run."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -14,19 +12,19 @@ from torch import Tensor
 from attnbench.ops.delta.triton.delta_chunk import row_factors
 
 VALUES = 16
-"""Value channels of a program: so few that even one sequence of few heads has programs for a part of a large GPU."""
+"""Value channels per program: few enough that one sequence of few heads occupies part of a large GPU."""
 
 
 @torch.library.custom_op("attnbench::gated_delta_rule_step", mutates_args=("memory_BHKV",))
 def gated_delta_rule_step(
     mixed_BC: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, memory_BHKV: Tensor, unit_length: bool
 ) -> Tensor:
-    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `delta_step` is its definition.
+    """Return y of one position, (B, H, V) in the dtype of `mixed_BC`; `delta_step` is its definition.
 
     Args:
-        mixed_BC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; K is a power of 2, V a
-            multiple of 16. Each head of query and key is shared by H / G of the values'.
-        memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
+        mixed_BC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K is a power of 2, V a multiple
+            of 16. Each head of query and key is shared by H / G of the values'.
+        memory_BHKV: the state, float32 and contiguous, updated in place.
         unit_length: divide each query and key by its length first.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape

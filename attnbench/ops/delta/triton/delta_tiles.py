@@ -1,8 +1,5 @@
-"""Tiles of the gated delta rule between memory and the kernels; and what positions of a chunk do to each other, by a
-kernel that does all chunks at once.
-
-Values are cut into blocks of channels, which do not depend on each other but for the gradients that they share.
-"""
+"""Loads and stores of the gated delta rule's tiles; and the pairs of positions within a chunk, by a kernel over all
+chunks. Blocks of value channels are independent except for the gradients that they share."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
@@ -22,16 +19,14 @@ from attnbench.ops.delta.triton.delta_chunk import (
 )
 
 FACTORS = tl.constexpr(7)
-"""Rows of a chunk's factors. Where registers are short, in walks and gradients, they are read where they are needed:
-held over a whole chunk, each would cost a thread as many registers as there are positions beside its rows of a product.
-A scan, which has registers and nothing to do while it waits, reads them first."""
+"""Rows of a chunk's factors. Walks and gradients, short of registers, load each where it is used: held over a chunk, it
+would take as many registers per thread as a product has rows. A scan, waiting anyway, loads them first."""
 
 QUERY, KEY = tl.constexpr(0), tl.constexpr(1)
-"""Factors that make Q and K of the query and the key in memory."""
+"""Factors that make Q and K of the stored query and key."""
 
 ASKING, READING, LEAVING = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
-"""Factors on the query, on the key where it reads and on the key where it writes, in all: for g Q, g K and
-g_C / g K."""
+"""Total factors on the query, on the key where it reads and on the key where it writes: for g Q, g K and g_C / g K."""
 
 BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
 """b; and g_C, at every position."""
@@ -39,8 +34,8 @@ BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
 
 @triton.jit
 def chunk_place(length, num_heads, C: tl.constexpr):
-    """Position of a program that has a chunk to itself: its chunk counted over all heads of all sequences, which is its
-    place on the first axis of the grid (the others end at 65,535), sequence, head and first position."""
+    """Return a program's chunk counted over all heads of all sequences (its place on the grid's first axis; the others
+    end at 65,535), sequence, head and first position."""
     index = tl.program_id(0)
     num_chunks = tl.cdiv(length, C)
     program = index // num_chunks
@@ -50,7 +45,7 @@ def chunk_place(length, num_heads, C: tl.constexpr):
 @triton.jit
 def load_query(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    """The query of a head of the values: each of GROUPS heads of query and key is shared by as many of them."""
+    """Load the query of a value head, shared within its group."""
     column = head // (num_heads // GROUPS) * K
     return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, K)
 
@@ -65,27 +60,25 @@ def load_key(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROU
 @triton.jit
 def load_value(mixed, sequence, head, start, length, first, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
-    """A block of the values' channels, from `first` on."""
+    """Load a block of the values' channels, from `first` on."""
     column = 2 * GROUPS * K + head * V + first
     return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, VALUES)
 
 
 @triton.jit
 def load_pairs(pairs, index, C: tl.constexpr):
-    """R of a chunk, and Q K^T o G."""
+    """Return R of a chunk, and Q K^T o G."""
     first = index * 2 * C
     return tl.load(matrix(pairs, first, C, 0, C, C)), tl.load(matrix(pairs, first + C, C, 0, C, C))
 
 
 @triton.jit
 def load_factor(factors, index, NAME: tl.constexpr, C: tl.constexpr):
-    """A chunk's factor of every position."""
     return tl.load(factors + (index * FACTORS + NAME) * C + tl.arange(0, C))
 
 
 @triton.jit
 def load_total(factors, index, C: tl.constexpr):
-    """g_C."""
     return tl.load(factors + (index * FACTORS + TOTAL) * C)
 
 
@@ -93,9 +86,8 @@ def load_total(factors, index, C: tl.constexpr):
 def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_heads: tl.constexpr,
                  GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
-    """Compute what the positions of every chunk do to each other, `pairs` (X, N, 2, C, C): R and Q K^T o G. And what
-    they are scaled by, `factors` (X, N, FACTORS, C). Grid: chunks of all sequences × heads.
-    """
+    """Compute `pairs` (X, N, 2, C, C), R and Q K^T o G of every chunk, and `factors` (X, N, FACTORS, C). Grid: chunks
+    of all sequences × heads."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)

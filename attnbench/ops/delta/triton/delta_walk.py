@@ -1,11 +1,9 @@
-"""The gated delta rule's state carried by one program a head, which walks the chunks with it in registers: the form for
-many heads and few chunks. What a chunk's positions do to each other is there before (`pairs_kernel`), in either
-direction.
+"""The gated delta rule with one program per head that walks the chunks with the state in registers: the form for many
+heads and few chunks. `pairs_kernel` runs before, in either direction.
 
-All is transposed here: rows are channels of the values, columns those of the keys, or positions. Hopper's instructions
-for a group of four warps multiply 64 rows at once, of a left operand that they can take from registers, where the state
-is; and where positions are columns, chunks may be short. With more than 128 channels of the keys the state is carried
-as two halves, `left` and `right`, of which one at a time is an operand: both at once have no room in registers.
+All tiles are transposed: rows are value channels, columns key channels or positions. Hopper's four-warp instructions
+multiply 64 rows of a left operand from registers, where the state is, and chunks may be short. With more than 128 key
+channels the state is two halves, `left` and `right`: registers hold only one of them as operand.
 """
 
 import triton
@@ -29,9 +27,8 @@ from attnbench.ops.delta.triton.delta_tiles import (
 def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, corrections, length,
                         num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                         V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Grid: sequences × heads, blocks of values. `initial` and `last` may be None, and so may what the gradient needs,
-    `states` (S, transposed) and `corrections` (F) of every chunk.
-    """
+    """Grid: sequences × heads, blocks of values. `initial`, `last`, and for the gradient `states` (S, transposed) and
+    `corrections` (F) of every chunk may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)
@@ -93,11 +90,8 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
                          correction_gradients, length,
                          num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                          V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Walk from the last chunk to the first: of each, the gradient of S' (`state_gradients`, transposed) and H
-    (`correction_gradients`).
-
-    Grid as the forward kernel's. `gradient` is the output's; those of the states at both ends may be None.
-    """
+    """Walk from the last chunk to the first, and write the gradient of S' (`state_gradients`, transposed) and H
+    (`correction_gradients`) of each. Grid as forward. The gradients of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)

@@ -1,28 +1,27 @@
-"""One chunk of the delta rule, or of the plain sum, with a decay a key channel, as the kernels beside this file put it
-together; and what the positions of a chunk do to each other, by two kernels that do all chunks at once.
+"""Algebra of one chunk of the delta rule, or of the plain sum, with one decay per key channel; and the pairs of
+positions within a chunk, by two kernels over all chunks.
 
 A chunk has C positions, in blocks of 16. With s_i the sum of log decays, by channel, of the chunk's positions up to i,
-t_j that of those behind j, and s_ij that of those behind j up to i; S (K, V) is the state before the chunk, rows of Q
-(scaled), K, R and V are positions, and b is a number a position, or 1:
+t_j of those after j, and s_ij of those after j up to i; S (K, V) is the state before the chunk, rows of Q (scaled), K,
+R and V are positions, and b is a number per position, or 1:
 
     W_ij = sum_c q_ic exp(s_ijc) k_jc  for j <= i,  L_ij = sum_c r_ic exp(s_ijc) k_jc  for j < i
     A = Q exp(s),  Y = K exp(t),  N = L (I + b L)^-1,  D = (I - N b) R exp(s)
-    F = (I - N b) V - D S               correction of what the state and earlier positions would answer
-    y = A S + W b F                     what the positions read
-    S' = exp(s_C) S + Y^T b F           the state after the chunk
+    F = (I - N b) V - D S               correction of the values
+    y = A S + W b F                     output
+    S' = exp(s_C) S + Y^T b F           state after the chunk
 
-Where nothing is erased R is 0, b is 1 and F is V. Where the key itself says what is erased, r = b k and what is written
-b v, R is K here, and V the values before that strength.
+If nothing is erased R is 0, b is 1 and F is V. If erasing is along the key, r = b k and the written value b v, R is K
+here and V the values without b.
 
-A pair's decay is one of factors of its two positions, and these must neither overflow nor lose the pair. Where a whole
+The decay of a pair is a product of factors of its positions, which must neither overflow nor lose the pair. If a whole
 chunk forgets no channel by more than exp(-RANGE), they are exp(s_i - h) and exp(h - s_j), with h half of the sum over
-the chunk. Otherwise pairs in one block of 16 have such factors, by half of the block's sum, or none at all where a
-block forgets more; those farther apart, in other halves of 64, 32 and so on, meet at the border between: i has what
-came since, j what comes until there. So there are as many levels as an index has bits, and a pair's is the highest bit
-in which both indices differ. All factors are finite, so that no pair that does not count can spoil a gradient, and none
-is the exponential of a difference of sums over more than what it counts from.
+the chunk. Otherwise pairs within a block of 16 have such factors for the block, or none if the block forgets more;
+pairs farther apart, in different halves of 64, 32 and so on, are decayed to the border between the halves. The level of
+a pair is the highest bit in which its indices differ. All factors are finite, so that masked pairs cannot spoil
+gradients, and none is the exponential of a difference of sums beyond its own range.
 
-Positions beyond the sequence's end have zeros throughout (log decay and b too), which changes nothing.
+Positions beyond the sequence's end are zeros (log decay and b too) and change nothing.
 """
 
 # A decorated function is not seen to return.
@@ -36,12 +35,13 @@ from attnbench.ops.delta.triton.delta_chunk import LENGTHS, load_rows, matrix, r
 from attnbench.ops.delta.triton.delta_tiles import chunk_place
 
 RANGE = tl.constexpr(80.0)
-"""Factors of a pair lie within exp(-RANGE / 2) and exp(RANGE / 2): 1e17, far from the ends of bfloat16 and float32."""
+"""Factors of a pair lie within exp(-RANGE / 2) and exp(RANGE / 2): 1e17, far from the limits of bfloat16 and float32.
+"""
 
 
 @triton.jit
 def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexpr):
-    """b of a chunk's positions; ones where there is none."""
+    """Return b of a chunk's positions; ones if it is None."""
     positions = start + tl.arange(0, C)
     if beta is None:
         strength = tl.full((C,), 1.0, tl.float32)
@@ -53,10 +53,10 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 
 @triton.jit
 def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Sum of log decays of every block of 16, and of those before it and behind it, (C / 16, KEYS) each.
+    """Return the sums of log decays of every block of 16, of those before it and behind it, (C / 16, KEYS) each.
 
     Args:
-        sums: of every position the sum from the start of its block of 16 on; the chunk's begin at `row`, int64, and at
+        sums: of every position the sum from the start of its block of 16; the chunk begins at `row`, int64, and at
             column `first`.
     """
     BLOCKS: tl.constexpr = C // 16
@@ -72,27 +72,27 @@ def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.cons
 
 @triton.jit
 def sums_since(within, before, C: tl.constexpr, KEYS: tl.constexpr):
-    """s, (C, KEYS), from `within` a block of 16 and `before` it."""
+    """Return s, (C, KEYS), from the sums `within` and `before` each block of 16."""
     return tl.reshape(tl.reshape(within, (C // 16, 16, KEYS)) + before[:, None, :], (C, KEYS))
 
 
 @triton.jit
 def sums_until(within, own, behind, C: tl.constexpr, KEYS: tl.constexpr):
-    """t, (C, KEYS)."""
+    """Return t, (C, KEYS)."""
     inside = tl.reshape(within, (C // 16, 16, KEYS))
     return tl.reshape(tl.minimum(own[:, None, :] - inside, 0.0) + behind[:, None, :], (C, KEYS))
 
 
 @triton.jit
 def first_level_of(own, C: tl.constexpr):
-    """Level at which a chunk's first pairs meet: that of the whole chunk, of blocks of 16, or of neighbours."""
+    """Return the level of a chunk's first pairs: the whole chunk, blocks of 16, or neighbours."""
     is_mild, is_mild_in_blocks = tl.min(tl.sum(own, 0)) >= -RANGE, tl.min(own) >= -RANGE
     return tl.where(is_mild, 6 if C == 64 else 5, tl.where(is_mild_in_blocks, 4, 0))
 
 
 @triton.jit
 def centred_sums(sums, row, first, first_level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Exponents of the factors at the first level."""
+    """Return exponents of the factors at the first level."""
     within = tl.load(matrix(sums, row, K, first, C, KEYS))
     own, before, _ = block_sums(sums, row, first, C, K, KEYS)
     is_whole, is_in_blocks = first_level > 4, first_level == 4
@@ -104,17 +104,17 @@ def centred_sums(sums, row, first, first_level, C: tl.constexpr, K: tl.constexpr
 
 @triton.jit
 def border_sums(sums, row, first, size, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Log decay of every position since the middle of its part of so many positions, or until there."""
+    """Return the log decay of every position since the middle of its part of `size` positions, or until there."""
     positions, half = tl.arange(0, C), size // 2
     is_late = (positions & half) != 0
     columns = sums + row * K + first + tl.arange(0, KEYS)[None, :]
     # In parts of several blocks of 16 it counts from its own block's start, or to its end.
     border = tl.where(size <= 16, (positions & -size) + half - 1, positions | 15)
     is_there = (size <= 16) | ~is_late[:, None]
-    # Loaded again, as all that a rarely taken branch has need of would be held in registers otherwise.
+    # Loaded again: inputs of a rarely taken branch would otherwise stay in registers.
     within = tl.load(columns + positions[:, None] * K)
     result = -tl.abs(within - tl.load(columns + border[:, None] * K, mask=is_there, other=0.0))
-    # In a part of 64, between its own block and the middle lies another, or none.
+    # In a part of 64, another block or none lies between its own block and the middle.
     other = tl.where(is_late, positions - 16, positions + 16) | 15
     is_there = ((size > 32) & (is_late == ((positions & 16) != 0)))[:, None]
     return result + tl.load(columns + other[:, None] * K, mask=is_there, other=0.0)
@@ -122,8 +122,8 @@ def border_sums(sums, row, first, size, C: tl.constexpr, K: tl.constexpr, KEYS: 
 
 @triton.jit
 def pair_factors(sums, row, first, level, first_level, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Factors of positions as the later and as the earlier one of a pair in parts of 2^level positions: at the first
-    level of any pair, at the others of one whose positions lie in different halves."""
+    """Return factors of positions as the later and as the earlier one of a pair in parts of 2^level positions: at the
+    first level of any pair, later of pairs in different halves."""
     if level > first_level:
         later = border_sums(sums, row, first, 1 << level, C, K, KEYS)
         earlier = later
@@ -135,7 +135,7 @@ def pair_factors(sums, row, first, level, first_level, C: tl.constexpr, K: tl.co
 
 @triton.jit
 def of_level(values, level, first_level, C: tl.constexpr):
-    """Pairs below the diagonal that have the factors of `pair_factors`; zeros elsewhere."""
+    """Keep pairs below the diagonal that have the factors of `pair_factors`; zeros elsewhere."""
     rows, size = tl.arange(0, C), 1 << level
     apart = rows[:, None] ^ rows[None, :]
     nearest = tl.where(level > first_level, size // 2, 1)
@@ -150,8 +150,8 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
     """Fill, of every chunk, `sums` and `totals` (exp(s_C)) in float32, A, R exp(s), Y and `pairs` (X, N, 2, C, C): W
     and L.
 
-    Grid: chunks of all sequences × heads. Keys come in blocks of KEYS channels. `reader` (R) may be None, for the key;
-    unless ERASES there are neither R exp(s) nor L.
+    Grid: chunks of all sequences × heads. Keys come in blocks of KEYS channels. `reader` (R) is None for the key;
+    without ERASES there are neither R exp(s) nor L.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
@@ -167,7 +167,7 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
         decays = load_rows(log_decay + column, sequence, start, length, stride, C, KEYS)
         within = tl.reshape(tl.cumsum(tl.reshape(decays, (C // 16, 16, KEYS)), 1), (C, KEYS))
         tl.store(matrix(sums, row, K, first, C, KEYS), within)
-        # What one thread has written others read below.
+        # Other threads read these below.
         tl.debug_barrier()
         in_block, before, behind = block_sums(sums, row, first, C, K, KEYS)
         tl.store(totals + index * K + first + tl.arange(0, KEYS), tl.exp(tl.sum(in_block, 0)))
@@ -182,7 +182,7 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
         own += tl.sum(wide_asked * wide_kept, 1)
         first_level = first_level_of(in_block, C)
         for level in range(first_level, LEVELS + 1):
-            # Loaded anew at each of the levels, of which there is mostly one: what is held over a loop costs registers.
+            # Loaded again at each level, mostly only one: values held over a loop cost registers.
             asked = load_rows(query + column, sequence, start, length, QUERY_ROW, C, KEYS)
             kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
             later, earlier = pair_factors(sums, row, first, level, first_level, C, K, KEYS)
@@ -204,14 +204,14 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
 @triton.jit(do_not_specialize=LENGTHS)
 def resolve_kernel(beta, reading, pairs, length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                    KEYS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Put N in the place of L, and D in that of R exp(s), of every chunk. Grid: chunks of all sequences × heads."""
+    """Replace L by N, and R exp(s) by D, for every chunk. Grid: chunks of all sequences × heads."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = reading.dtype.element_ty
     row = index * C
     strength = load_strength(beta, sequence, head, start, length, num_heads, C)
     lower = tl.load(matrix(pairs, row * 2 + C, C, 0, C, C)).to(tl.float32)
     between = resolvent(lower, strength, C, PRECISION).to(dtype)
-    # All threads have read what others write.
+    # Wait until all threads have read.
     tl.debug_barrier()
     tl.store(matrix(pairs, row * 2 + C, C, 0, C, C), between)
     for first in range(0, K, KEYS):

@@ -1,5 +1,5 @@
-"""Gradients of the delta rule, or of the plain sum, with a decay a key channel, of all chunks at once, when F, S and
-the gradients of b F and S' are known of each."""
+"""Gradients of the delta rule, or of the plain sum, with one decay per key channel, for all chunks at once, given F, S
+and the gradients of b F and S' of each."""
 
 # A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
@@ -33,11 +33,11 @@ def pair_gradient_kernel(value, beta, pairs, corrections, gradient, change_gradi
                          pair_gradients, length, num_heads: tl.constexpr, VALUE_ROW: tl.constexpr, C: tl.constexpr,
                          V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradients of W and L, `pair_gradients`, as `pairs` has them, and those of v and b. Grid: chunks of
-    all sequences × heads. Above the diagonal they stand for nothing.
+    """Compute the gradients of W and L, laid out as `pairs`, and of v and b. Grid: chunks of all sequences × heads.
+    Values above the diagonal are meaningless.
 
-    Where nothing is erased there are no L and b, and the values' gradient is there before. With H the gradient of F
-    through (I - N b), that of V is b H, of b the row sum of F o H, of L -(b H) (b F)^T.
+    If nothing is erased there are no L and b, and the values' gradient exists already. With H the gradient of F through
+    (I - N b), that of V is b H, of b the row sum of F o H, of L -(b H) (b F)^T.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = gradient.dtype.element_ty
@@ -75,12 +75,12 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
                     length, num_heads: tl.constexpr, QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr,
                     VALUE_ROW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr,
                     VALUES: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradients of q, k, r and the log decay from those of v and of what `pair_gradient_kernel` gives.
-    Grid: chunks of all sequences × heads, blocks of KEYS channels of the keys.
+    """Compute the gradients of q, k, r and the log decay from those of v and of the pairs. Grid: chunks of all
+    sequences × heads, blocks of KEYS key channels.
 
-    A pair gives the log decays between its positions what it gives the sum of them: what a level's late positions get
-    is added from the end on, what the early ones get taken away, and both are the same products of the same rounded
-    numbers. What positions read of S is added from the end on too, what they leave for S' from the start.
+    A pair contributes to all log decays between its positions: at each level, contributions of late positions are added
+    from the end on and of early ones subtracted, both from the same rounded products. Reads of S are summed from the
+    end too, writes to S' from the start.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
@@ -97,7 +97,7 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
     in_block, before, behind = block_sums(sums, row, first_key, C, K, KEYS)
     first_level = first_level_of(in_block, C)
     for level in range(first_level, LEVELS + 1):
-        # All is loaded anew at each of the levels, of which there is mostly one: what a loop holds costs registers.
+        # Loaded again at each level, mostly only one: values held over a loop cost registers.
         later, earlier = pair_factors(sums, row, first_key, level, first_level, C, K, KEYS)
         kept = load_rows(key + column, sequence, start, length, KEY_ROW, C, KEYS)
         met = (kept.to(tl.float32) * earlier).to(dtype)

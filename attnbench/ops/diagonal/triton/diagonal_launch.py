@@ -1,4 +1,4 @@
-"""Choice and launch of the kernels with a decay per key channel, forward and backward."""
+"""Launch choices and launches of the kernels with one decay per key channel, forward and backward."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
@@ -17,7 +17,7 @@ from attnbench.ops.diagonal.triton.diagonal_gradient import gradient_kernel, pai
 from attnbench.ops.diagonal.triton.diagonal_walk import walk_backward_kernel, walk_forward_kernel
 
 LAUNCH: dict[str, dict[str, int]] = {
-    # One stage: loads of what a program has stored itself must not come ahead.
+    # One stage: the program loads its own stores, which must not be prefetched.
     "chunk": {"num_warps": 4, "num_stages": 1, "KEYS": 64},
     "resolve": {"num_warps": 4, "num_stages": 1, "KEYS": 64},
     "walk_forward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
@@ -25,17 +25,16 @@ LAUNCH: dict[str, dict[str, int]] = {
     "pair_gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
     "gradient": {"num_warps": 8, "num_stages": 1, "VALUES": 64, "KEYS": 64},
 }
-"""Launch of each kernel: warps of a program, stages of the loads in its loop and, where it has a block of channels of
-the values or the keys, the most of them. Chunks of 64 take no fewer than 64 keys at once: narrower products Triton 3.6
-compiles wrongly (see `NARROW` in delta_choice.py)."""
+"""Launch of each kernel: warps, stages of the loads in its loop and the largest blocks of value and key channels.
+Chunks of 64 take at least 64 keys at once, because Triton 3.6 miscompiles narrower products (see `NARROW` in
+delta_choice.py)."""
 
 FLOAT32_KEYS = {"chunk": 64, "walk_forward": 64, "walk_backward": 64, "gradient": 32}
-"""Most key channels with which a kernel of short chunks in float32 has registers enough in four warps; with more it has
-eight."""
+"""Most key channels for which four warps have enough registers in float32; with more a kernel has eight."""
 
 NARROWEST = 16
-"""Least channels of a walk's block of values: 2 x 16,384 positions of 12 heads of 64 channels take 458 and 381 µs
-forward and backward with it, 518 and 471 with 32, 758 and 559 with 64, on an H100."""
+"""Least channels of a walk's block of values: on an H100, 2 x 16,384 positions of 12 heads of 64 channels take 458 and
+381 µs forward and backward with it, 518 and 471 with 32, 758 and 559 with 64."""
 
 
 def in_rows(x_BTHC: Tensor) -> Tensor:
@@ -47,8 +46,7 @@ def in_rows(x_BTHC: Tensor) -> Tensor:
 
 
 class Prepared(NamedTuple):
-    """Tensors of every chunk that do not depend on the state, see diagonal_chunk.py; D is empty where nothing is
-    erased."""
+    """Tensors per chunk that do not depend on the state, see diagonal_chunk.py; D is empty if nothing is erased."""
 
     sums: Tensor
     totals: Tensor
@@ -59,20 +57,20 @@ class Prepared(NamedTuple):
     leaving: Tensor
     """Y."""
     pairs: Tensor
-    """W, and N where something is erased."""
+    """W, and N if something is erased."""
 
 
 class Kept(NamedTuple):
-    """Tensors of every chunk that a gradient needs beside what is prepared."""
+    """Further tensors per chunk for the gradient."""
 
     states: Tensor
     """S, transposed."""
     corrections: Tensor
-    """F; empty where nothing is erased."""
+    """F; empty if nothing is erased."""
 
 
 class Gradients(NamedTuple):
-    """Gradients of a rule's inputs and of its first memory; None for what is not there or not wanted."""
+    """Gradients of the inputs and of the first memory; None if absent or unwanted."""
 
     query: Tensor
     key: Tensor
@@ -85,11 +83,11 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiagonalRule:
-    """One call's inputs and the sizes that follow from their shapes. All are contiguous, except that the rows of query,
-    key and value may be parts of a packed projection (`in_rows`).
+    """Inputs of one call, and the sizes that follow from their shapes. All are contiguous, except that query, key and
+    value may be parts of a packed projection (`in_rows`).
 
     Args:
-        reader: what is erased; None for nothing or, with `beta`, for beta times the key.
+        reader: r; None for zeros or, with `beta`, for beta times the key.
         beta: strength of erasing and writing; None for 1.
     """
 
@@ -114,7 +112,7 @@ class DiagonalRule:
 
     @property
     def sequences(self) -> int:
-        """Independent ones: of every head."""
+        """Sequences × heads."""
         return self.query.shape[0] * self.num_heads
 
     @property
@@ -127,8 +125,8 @@ class DiagonalRule:
 
     @property
     def chunk(self) -> int:
-        """Positions of a chunk."""
-        # Short ones in float32, of wider heads than the delta rule's too, whose registers hold nearly all then.
+        """Positions per chunk."""
+        # Short in float32 even for wide heads, whose registers are nearly full.
         is_float32 = self.query.dtype == torch.float32
         return 32 if is_float32 else positions_of_chunk(self.key_width, self.value_width, self.query.dtype)
 
@@ -138,7 +136,7 @@ class DiagonalRule:
 
     @property
     def all_chunks(self) -> int:
-        """Number of chunks of all sequences together."""
+        """Chunks of all sequences and heads."""
         return self.sequences * self.num_chunks
 
     def keys(self, kernel: str) -> int:
@@ -154,15 +152,14 @@ class DiagonalRule:
         return channels
 
     def launch_of(self, kernel: str) -> dict[str, int]:
-        """Return the entry of a kernel for these inputs."""
+        """Return the launch of a kernel for these inputs."""
         if self.chunk == 64:
             return LAUNCH[kernel]
-        # Short chunks have no work for more than four warps.
+        # Short chunks do not occupy more than four warps.
         is_float32 = self.query.dtype == torch.float32
         return LAUNCH[kernel] | {"num_warps": 8 if is_float32 and self.key_width > FLOAT32_KEYS.get(kernel, 128) else 4}
 
     def options(self, kernel: str) -> dict[str, Any]:
-        """Return a kernel's constants."""
         precision = product_precision(self.query.dtype)
         sizes = {"num_heads": self.num_heads, "C": self.chunk}
         if kernel != "resolve":
@@ -176,7 +173,6 @@ class DiagonalRule:
         return self.launch_of(kernel) | sizes | {"PRECISION": precision}
 
     def empty_prepared(self) -> Prepared:
-        """Return tensors for `forward` to fill."""
         of_keys, erased = (self.chunk, self.key_width), (self.chunk, self.key_width) if self.erases else (0,)
         wide = {"dtype": self.log_decay.dtype}
         return Prepared(
@@ -189,7 +185,6 @@ class DiagonalRule:
         )
 
     def empty_kept(self) -> Kept:
-        """Return tensors for `forward` to fill."""
         corrections = (self.chunk, self.value_width) if self.erases else (0,)
         return Kept(self._empty(self.value_width, self.key_width), self._empty(*corrections))
 
@@ -205,7 +200,7 @@ def forward(
     prepared: Prepared,
     kept: Kept | None,
 ) -> None:
-    """Fill `output`, `last`, what is prepared, and what the gradient needs."""
+    """Fill `output`, `last`, `prepared` and `kept`."""
     _, totals, asking, reading, leaving, pairs = prepared
     launch(
         chunk_kernel, (rule.all_chunks,),

@@ -1,5 +1,5 @@
-"""The delta rule, or the plain sum, with a decay a key channel, as one operator with its gradient. Its definition is
-`diagonal_step` in ops/diagonal/diagonal_decay.py; diagonal_chunk.py writes it out chunk by chunk."""
+"""The delta rule, or the plain sum, with one decay per key channel, as one operator with its gradient. `diagonal_step`
+in ops/diagonal/diagonal_decay.py is its definition; diagonal_chunk.py has the algebra of a chunk."""
 
 from typing import Any
 
@@ -36,19 +36,18 @@ def diagonal_decay(
 
         S_t = (I - k_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t
 
-    r = 0 and u = v; with a reader r is that, and u = v; with beta r = beta k and u = beta v. Never with both.
+    r = 0 and u = v; with `reader_BTHK` r is that, and u = v; with `beta_BTH` r = beta k and u = beta v. Not both.
 
     Args:
-        query_BTHK: scaled, in bfloat16 or float32, as key, value and reader are; K is 16, 32, 64 or 128, V a multiple
-            of 16.
-        log_decay_BTHK: log a_t, not positive; float32, as beta and memory are.
-        keep_memory: whether the last memory is wanted.
+        query_BTHK: scaled; bfloat16 or float32, like key, value and reader; K is 16, 32, 64 or 128, V a multiple of 16.
+        log_decay_BTHK: log a_t <= 0; float32, as beta and memory.
+        keep_memory: return the last memory.
 
     Returns:
         y (B, T, H, V) in the dtype of the value, and the last memory or None.
 
     Raises:
-        UserError: a dtype that these kernels do not have.
+        UserError: a dtype that these kernels do not support.
     """
     if query_BTHK.dtype not in DTYPES:
         raise UserError(
@@ -91,7 +90,7 @@ def _gradients(rule: DiagonalRule, of_memory: bool) -> tuple[Tensor, ...]:
 
 
 def _flops(query: Any, key: Any, value: Any, log_decay: Any, reader: Any, beta: Any, *_: Any) -> int:
-    """Count as the recurrence does it: 2KV a position and head for each of S^T r, the outer product and S^T q."""
+    """Count the recurrence: 2KV per position and head for each of S^T r, the outer product and S^T q."""
     batch, length, heads, key_width = query
     num_products = 2 if reader is None and beta is None else 3
     return 2 * num_products * batch * length * heads * key_width * value[-1]
@@ -109,8 +108,8 @@ def diagonal_decay_forward(
     keep_memory: bool,
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, the last memory, and what the gradient needs of every chunk of every sequence and head: the tensors of
-    `Prepared` and `Kept`. What is not kept is empty."""
+    """Return y, the last memory, and for the gradient the tensors of `Prepared` and `Kept`. Unwanted tensors are
+    empty."""
     rule = _rule(query_BTHK, key_BTHK, value_BTHV, log_decay_BTHK, reader_BTHK, beta_BTH)
     output, last, *states = outputs = _forward_outputs(rule, keep_memory, keep_states)
     prepared = Prepared(*states[:6]) if keep_states else rule.empty_prepared()
@@ -141,8 +140,8 @@ def diagonal_decay_backward(
     last_gradient_BHKV: Tensor | None,
     of_memory: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of query, key, value, log decay, reader, beta and the first memory; empty ones for inputs that
-    are None, and for the memory unless `of_memory`."""
+    """Return gradients of query, key, value, log decay, reader, beta and the first memory; empty for inputs that are
+    None, and for the memory unless `of_memory`."""
     rule = _rule(query_BTHK, key_BTHK, value_BTHV, log_decay_BTHK, reader_BTHK, beta_BTH)
     outputs, last = _gradients(rule, of_memory), contiguous(last_gradient_BHKV)
     prepared, kept = Prepared(sums, totals, asking, reading, leaving, pairs), Kept(states, corrections)

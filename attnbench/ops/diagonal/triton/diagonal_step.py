@@ -1,5 +1,5 @@
-"""One position of the delta rule, or of the plain sum, with a decay a key channel: a single pass over the state, which
-is read, changed and written in place."""
+"""One position of the delta rule, or of the plain sum, with one decay per key channel: a single pass over the state,
+updated in place."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 VALUES = 16
-"""Value channels of a program: so few that even one sequence of few heads has programs for a part of a large GPU."""
+"""Value channels per program: few enough that one sequence of few heads occupies part of a large GPU."""
 
 
 @torch.library.custom_op("attnbench::diagonal_decay_step", mutates_args=("memory_BHKV",))
@@ -26,14 +26,14 @@ def diagonal_decay_step(
     eraser_BHK: Tensor | None,
     memory_BHKV: Tensor,
 ) -> Tensor:
-    """y of one position, (B, H, V) in the value's dtype; `diagonal_step` is its definition.
+    """Return y of one position, (B, H, V) in the value's dtype; `diagonal_step` is its definition.
 
     Args:
-        query_BHK: scaled, in bfloat16 or float32, as key, value, reader and eraser are; K is a power of 2, V a multiple
-            of 16.
-        reader_BHK: r; None for 0 or, with beta, for beta times the key, where the value is multiplied by beta too.
+        query_BHK: scaled; bfloat16 or float32, like key, value, reader and eraser; K is a power of 2, V a multiple of
+            16.
+        reader_BHK: r; None for 0 or, with beta, for beta times the key (then the value is multiplied by beta too).
         eraser_BHK: e; None for the key.
-        memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
+        memory_BHKV: the state, float32 and contiguous, updated in place.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()

@@ -1,9 +1,6 @@
-"""State with a decay a key channel, carried by one program a head, which walks the chunks with it in registers. What a
-chunk's positions do to each other is there before (`chunk_kernel`).
-
-The state is transposed, as in delta_walk.py: rows are channels of the values, columns those of the keys, or
-positions.
-"""
+"""Recurrence with one decay per key channel, with one program per head that walks the chunks with the state in
+registers. `chunk_kernel` runs before. As in delta_walk.py the state is transposed: rows are value channels, columns key
+channels or positions."""
 
 import triton
 import triton.language as tl
@@ -18,9 +15,8 @@ def walk_forward_kernel(asking, reading, leaving, totals, pairs, value, beta, in
                         corrections, length, num_heads: tl.constexpr, VALUE_ROW: tl.constexpr, C: tl.constexpr,
                         K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
-    """Grid: sequences × heads, blocks of values. `initial` and `last` may be None, and so may what the gradient needs,
-    `states` (S, transposed) and, where something is erased, `corrections` (F) of every chunk.
-    """
+    """Grid: sequences × heads, blocks of values. `initial`, `last`, and for the gradient `states` (S, transposed) and
+    `corrections` (F, if something is erased) of every chunk may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks, count = tl.cdiv(length, C), 2 if ERASES else 1
@@ -62,11 +58,9 @@ def walk_backward_kernel(asking, reading, leaving, totals, pairs, beta, gradient
                          state_gradients, change_gradients, length, num_heads: tl.constexpr, C: tl.constexpr,
                          K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """Walk from the last chunk to the first: of each, the gradient of S' (`state_gradients`, transposed) and that of
-    b F (`change_gradients`, of every chunk; rows of all positions where F is V).
-
-    Grid as the forward kernel's. `gradient` is the output's; those of the states at both ends may be None.
-    """
+    """Walk from the last chunk to the first, and write the gradients of S' (`state_gradients`, transposed) and of b F
+    (`change_gradients`; rows of all positions if F is V) of each. Grid as forward. The gradients of the states at both
+    ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks, count = tl.cdiv(length, C), 2 if ERASES else 1

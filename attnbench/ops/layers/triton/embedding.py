@@ -1,9 +1,9 @@
-"""Rows of an embedding, with a gradient that is summed in a fixed order, so that equal trainings give equal bits.
+"""Embedding lookup with a deterministic gradient, summed in a fixed order.
 
-Torch's compiler adds gradients to the rows by atomics, in any order. Here the sum is a product with a matrix made in
-registers, 1 where position n holds symbol v. Blocks of positions without any of a program's symbols are skipped; these
-are most, as texts mostly use the first hundred symbols. With more than MAX_SYMBOLS symbols the positions are sorted by
-symbol, as torch does uncompiled, an order as fixed; docs/kernels.md has the times of both.
+Torch's compiler adds gradients by atomics, in any order. Here the sum is a product with a one-hot matrix made in
+registers. Blocks of positions without any of a program's symbols are skipped; these are most, as texts mostly use the
+first hundred symbols. With more than MAX_SYMBOLS symbols positions are sorted by symbol, as in uncompiled torch, which
+is deterministic too; docs/kernels.md has the times of both.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -24,26 +24,26 @@ from attnbench.ops.common.triton.products import product
 MAX_SYMBOLS = 2048
 
 MIN_ROWS = 1024
-"""Least number of positions that a program sums."""
+"""Least positions per part of the sum."""
 
 MAX_PART_NUMBERS = 1 << 24
-"""Numbers in all parts of the sum together. It does not depend on the device, so that devices add in one order."""
+"""Numbers in all parts together. Independent of the device, so that all devices add in one order."""
 
 SYMBOLS, COLUMNS = 128, 64
-"""The block that a program sums."""
+"""A program's block of the sum."""
 
 ROW_BYTES = 256
-"""It takes at a time as many positions as numbers fit into so many bytes: 128 in bfloat16, 64 in float32."""
+"""Bytes per column of positions at a time: 128 positions in bfloat16, 64 in float32."""
 
 
 def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Row `tokens_N` of the weight for every position, (N, D), in `dtype`; of a token that has none, not a number."""
+    """Return row `tokens_N` of the weight for every position, (N, D), in `dtype`; NaN for tokens without a row."""
     return _of_models(tokens_N[None], weight_VD[None], dtype)[0]
 
 
 @custom_op("embed", lambda tokens, weight, dtype: weight.new_empty(*tokens.shape, weight.shape[2], dtype=dtype))
 def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
-    """`embed` of M models, each with its own positions and weight: (M, N, D)."""
+    """`embed` of M models with their own positions and weights: (M, N, D)."""
     num_models, num_symbols, width = weight_MVD.shape
     rows_MND = weight_MVD.new_empty(*tokens_MN.shape, width, dtype=dtype)
     inputs = weight_MVD.to(dtype).contiguous(), _as_one(tokens_MN, num_symbols).contiguous()
@@ -59,11 +59,10 @@ def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Ten
     ),
 )
 def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
-    """The sum of the rows of each symbol's positions, model by model, (M, V, D) in float32.
+    """Return the sum of each symbol's gradients, (M, V, D) in float32.
 
     Args:
-        gradient_MND: of a float dtype. One that is not finite makes more of its column so than it is added to, in its
-            own model alone.
+        gradient_MND: a non-finite number may spread within its column and model.
     """
     num_models, num_rows, width = gradient_MND.shape
     if num_symbols > MAX_SYMBOLS:
@@ -95,7 +94,7 @@ def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int
 
 
 def _as_one(tokens_MN: Tensor, num_symbols: int) -> Tensor:
-    """Number the symbols of all models one after the other."""
+    """Number the symbols of all models consecutively."""
     if len(tokens_MN) == 1:
         return tokens_MN
     return tokens_MN + num_symbols * torch.arange(len(tokens_MN), device=tokens_MN.device)[:, None]
@@ -108,7 +107,7 @@ def _gradient(ctx: Any, gradient_MND: Tensor) -> tuple[None, Tensor]:
 
 @triton.jit
 def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.constexpr):
-    """Not a number where a token has no row, rather than what lies beyond the weight."""
+    """Write NaN for tokens without a row, instead of memory beyond the weight."""
     row, index, rows_on = block_in_rows(width, BLOCK)
     there = row + rows_on < num_rows
     token = tl.load(tokens + row + rows_on, mask=there, other=0)
@@ -120,10 +119,7 @@ def _take_rows(weight, tokens, rows, num_symbols, num_rows, width, BLOCK: tl.con
 @triton.jit
 def _sum_rows(gradient, tokens, parts, num_rows, num_symbols, width, rows_a_part, num_parts,
               PRECISION: tl.constexpr, SYMBOLS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Compute, of one part of a model's rows, the sums for some symbols and columns.
-
-    Grid: symbols, columns, parts of all models.
-    """
+    """Sum one part of a model's rows for some symbols and columns. Grid: symbols, columns, parts of all models."""
     first = tl.program_id(0) * SYMBOLS
     symbol, column = first + tl.arange(0, SYMBOLS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part, model = tl.program_id(2) % num_parts, (tl.program_id(2) // num_parts).to(tl.int64)

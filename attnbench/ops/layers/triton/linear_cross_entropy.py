@@ -1,8 +1,7 @@
 """Projection to logits and cross-entropy as one operator that never holds all logits.
 
-For a part of the rows at a time, a kernel computes the loss from the logits in float32 and replaces them by their
-gradient, from which two products give the gradients of both factors. The backward pass only scales these (as in Liger
-Kernel, Hsu et al., 2024).
+For some rows at a time, a kernel computes the loss from the logits in float32 and replaces them by their gradient; two
+products give the gradients of both factors. The backward pass only scales these (as in Liger Kernel, Hsu et al., 2024).
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
@@ -20,25 +19,21 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 PART_BYTES = 2**25
-"""Number of logits at once: they fit into the cache of a large GPU, and their products still fill it."""
+"""Logits at a time: few enough for the cache of a large GPU, many enough to fill it."""
 
 MAX_BLOCK = 4096
-"""Logits of a row that a program holds at once."""
+"""Logits of a row that a program holds at a time."""
 
 
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum over rows n of label_weight_n × -log softmax(weight x_n)[target_n], in nats.
+    """Return the sum over rows n of label_weight_n × -log softmax(weight x_n)[target_n], in nats, a float32 scalar, and
+    the gradients to be scaled: (N, D) in x's dtype and (V, D) float32; both empty unless `with_gradient`.
 
     Args:
         x_ND: in the compute dtype, to which the weight is rounded.
-        label_weight_N: float32; None: 1 for every row.
-        with_gradient: compute the gradients too.
-
-    Returns:
-        the sum, a float32 scalar, and what to scale by its gradient: (N, D) in x's dtype and (V, D) float32; both
-        empty unless they were asked for.
+        label_weight_N: float32; None for 1.
     """
     label_weight = label_weight_N[None] if label_weight_N is not None else None
     results = _of_models(x_ND[None], weight_VD[None], targets_N[None], label_weight, with_gradient)
@@ -62,12 +57,10 @@ def _outputs(
 def _of_models(
     x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`linear_cross_entropy` of M models, each with its own rows and weight.
-
-    As many at once as have their logits in the cache; of a model that has more than that, a part of its rows at a time.
-    """
+    """`linear_cross_entropy` of M models with their own rows and weights: as many models at a time as have logits that
+    fit in the cache, or parts of one model's rows."""
     (num_models, num_rows, _), num_symbols = x_MND.shape, weight_MVD.shape[1]
-    # Rows that are no multiple of 16 bytes long keep a GPU from its fast matrix products, so zeros fill them up.
+    # Padded by zeros to a multiple of 16 bytes, for fast matrix products.
     weight_MVD = torch.nn.functional.pad(weight_MVD.to(x_MND.dtype), (0, 0, 0, -num_symbols % 8))
     nats_MN = torch.empty(num_models, num_rows, dtype=torch.float32, device=x_MND.device)
     of_x, of_weight = _empty_gradients(x_MND, weight_MVD[:, :num_symbols], with_gradient)
@@ -76,7 +69,7 @@ def _of_models(
     for model, row in itertools.product(range(0, num_models, models_at_once), range(0, num_rows, rows_at_once)):
         part = slice(model, model + models_at_once), slice(row, row + rows_at_once)
         x, weight = x_MND[part], weight_MVD[part[0]]
-        # A stack of one is a matrix: other kernels serve it.
+        # A stack of one is a matrix, which uses other kernels.
         x, weight = (x[0], weight[0]) if len(x) == 1 else (x, weight)
         logits = x @ weight.mT
         label_weight = label_weight_MN[part] if label_weight_MN is not None else None
@@ -94,7 +87,7 @@ def _of_models(
 def _take_loss(
     logits: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, num_symbols: int, with_gradient: bool
 ) -> Tensor:
-    """Return the nats of each row of logits (..., V), (M, N); their gradient, if asked for, takes the logits' place."""
+    """Return the nats of each row of logits (..., V), (M, N); with gradient, overwrite the logits by it."""
     rows = logits.view(-1, logits.shape[-1])
     block = min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1]))
     nats_MN = torch.empty(targets_MN.shape, dtype=torch.float32, device=logits.device)
@@ -110,7 +103,7 @@ def _take_loss(
         IS_WEIGHTED=label_weight_MN is not None,
         WITH_GRADIENT=with_gradient,
         BLOCK=block,
-        # A row that one warp holds leaves nothing to the other three.
+        # For a row that fits in one warp, the other three would idle.
         num_warps=1 if block <= 32 else 4,
     )
     return nats_MN
@@ -135,7 +128,7 @@ def _loss_and_gradient(
     WITH_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute, a program a row, its loss and the gradient of its logits in their place."""
+    """Compute one row's loss, and the gradient of its logits in place."""
     row = tl.program_id(0).to(tl.int64)
     row_logits = logits + row * stride
     column = tl.arange(0, BLOCK)
@@ -158,12 +151,12 @@ def _loss_and_gradient(
     of_target = tl.load(row_logits + target).to(tl.float32)
     tl.store(nats + row, weight * (tl.log(total) + peak - of_target))
     if WITH_GRADIENT:
-        # Every thread must have read the target's logit before one overwrites it.
+        # Every thread must have read the target's logit before it is overwritten.
         tl.debug_barrier()
         for start in range(0, stride, BLOCK):
             index = start + column
             there = index < num_symbols
             odds = tl.exp(tl.load(row_logits + index, mask=there, other=float("-inf")).to(tl.float32) - peak)
             gradient = weight * (odds / total - tl.where(index == target, 1.0, 0.0))
-            # What fills the row up has no part in the gradient.
+            # Padding has no gradient.
             tl.store(row_logits + index, tl.where(there, gradient, 0.0), mask=index < stride)

@@ -18,20 +18,20 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 NUMBERS = 2048
-"""A program holds as many whole rows as fit into this many numbers, at least one."""
+"""Numbers per program, rounded down to whole rows."""
 
 MAX_PARTS = 1024
-"""Most parts of a model's rows; a program sums the weight's gradient over each. It does not depend on the device, so
-that devices add in one order."""
+"""Most parts of a model's rows; a program sums the weight's gradient over each. Independent of the device, so that all
+devices add in one order."""
 
 
 @custom_op("rms_norm", lambda x, weight, eps: x.new_empty(x.shape))
 def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
-    """weight × x / sqrt(mean(x²) + eps) of each row, computed in float32: (N, D), in the dtype given.
+    """Return weight × x / sqrt(mean(x²) + eps) of each row, computed in float32: (N, D), in x's dtype.
 
     Args:
-        x_ND: a projection's part of a head may be read where it lies, beside others'.
-        weight_RD: one of each of R stacked models, to which equal parts of the rows belong, in order.
+        x_ND: may be a slice of wider rows.
+        weight_RD: of R stacked models; equal parts of the rows belong to each, in order.
     """
     x_ND, stride = _rows(x_ND)
     y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
@@ -46,8 +46,8 @@ def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
     lambda gradient, x, weight, eps: (x.new_empty(x.shape), weight.new_empty(weight.shape, dtype=torch.float32)),
 )
 def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x, (N, D), and of the weights, (R, D) in float32: with n = x r, r = 1 / sqrt(mean(x²) + eps) and
-    g = dL/dy, row by row
+    """Return the gradients of x, (N, D), and of the weights, (R, D) in float32: with n = x r, r = 1 / sqrt(mean(x²) +
+    eps) and g = dL/dy, per row
 
         dL/dx = r (g w - n mean(g w n)),   dL/dw = sum over rows of g n
     """
@@ -66,7 +66,7 @@ def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps:
 
 
 def _rows(x_ND: Tensor) -> tuple[Tensor, int]:
-    """Return x with rows whose channels lie side by side, and how far it is from one to the next."""
+    """Return x with contiguous channels, and its row stride."""
     x_ND = x_ND if x_ND.stride(1) == 1 else x_ND.contiguous()
     return x_ND, x_ND.stride(0)
 
@@ -83,7 +83,7 @@ def _gradient(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def unit_rows(x, address, there, width, eps):
-    """Rows over the square root of their mean square, and one over that root, (rows, 1)."""
+    """Return rows over their root mean square, and one over that root, (rows, 1)."""
     given = tl.load(x + address, mask=there, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(given * given, axis=1, keep_dims=True) / width + eps)
     return given * scale, scale

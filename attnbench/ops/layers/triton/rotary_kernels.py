@@ -1,9 +1,6 @@
-"""Rotary positions on a packed projection, [query | key | value]: split and rotated, joined again, or rotated in place.
-
-    channels (2i, 2i + 1) of position t, turned by the angle t × theta^(-2i/K)                   (Su et al., 2021)
-
-One pass over the memory each way. Torch's compiler joins and turns the gradients at a quarter of the memory's speed.
-"""
+"""Rotary positions (Su et al., 2021) on a packed projection [query | key | value]: split and rotated, joined again, or
+rotated in place; see ops/layers/rotary.py. One pass over the memory each way; torch's compiler rotates and joins
+gradients at a quarter of the memory bandwidth."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -19,14 +16,14 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 BLOCK = 32
-"""Positions of a program."""
+"""Positions per program."""
 
 
 @triton.jit
 def load_rows(
     pointer, row_stride, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, RAGGED: tl.constexpr
 ):
-    """Rows of WIDTH channels, padded with zeros to PADDED; RAGGED: positions from num_positions on are zeros too."""
+    """Load rows of WIDTH channels, padded with zeros to PADDED. RAGGED: zeros from position num_positions on."""
     channel = tl.arange(0, PADDED)[None, :]
     pointer += position.to(tl.int64)[:, None] * row_stride + channel
     if RAGGED:
@@ -49,7 +46,8 @@ def store_rows(pointer, row_stride, position, num_positions, x, WIDTH: tl.conste
 
 @triton.jit
 def turn(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, INVERSE: tl.constexpr):
-    """Turn channel pairs (2i, 2i + 1) by their angles, or back; float32. `rotation` is (2, positions, WIDTH / 2)."""
+    """Rotate channel pairs (2i, 2i + 1) by their angles, or back if INVERSE; float32. `rotation` is (2, positions,
+    WIDTH / 2)."""
     pair = tl.arange(0, PADDED // 2)[None, :]
     inside = (position[:, None] < num_positions) & (pair < WIDTH // 2)
     cos = tl.load(rotation + position[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
@@ -62,12 +60,12 @@ def turn(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.c
 
 
 def padded_width(width: int) -> int:
-    """The power of two, at least 16, that a head's channels are computed as."""
+    """Return the power of two, at least 16, that a head's channels are padded to."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
-    """A rotated copy, contiguous."""
+    """Return a rotated, contiguous copy."""
     copy_BTHK = x_BTHK.new_empty(x_BTHK.shape)
     _copy(x_BTHK, (copy_BTHK, copy_BTHK[:, :, :0], copy_BTHK[:, :, :0]), rotation_2TK)
     return copy_BTHK
@@ -76,8 +74,8 @@ def rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
 def _copy(
     whole_BTHK: Tensor, parts: tuple[Tensor, Tensor, Tensor], rotation_2TK: Tensor, *, joins: bool = False
 ) -> None:
-    """Fill the parts with the heads of the whole, all but the last part rotated; or, if it joins, the whole with the
-    heads of the parts, turned back. Any strides but the last."""
+    """Fill the parts with the heads of the whole, all but the last part rotated; or with `joins`, the whole with the
+    heads of the parts, rotated back. Any strides but the last."""
     B, T, num_heads, K = whole_BTHK.shape
     tensors: list[Any] = [argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])]
     with torch.cuda.device_of(whole_BTHK):
@@ -103,7 +101,6 @@ def _copy_kernel(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     JOINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of positions of one head."""
     head, block = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     num_blocks = tl.cdiv(length, BLOCK)
     position = block % num_blocks * BLOCK + tl.arange(0, BLOCK)
@@ -129,7 +126,7 @@ def _copy_kernel(
 
 
 def by_heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of query, key and value, or of their gradients, by heads."""
+    """Return views of query, key and value, or of their gradients, by heads."""
     by_head = packed_BTC.unflatten(2, (num_heads + 2 * num_groups, -1))
     query, key, value = by_head.split([num_heads, num_groups, num_groups], dim=2)
     return query, key, value
@@ -144,11 +141,11 @@ def _parts(packed_BTC: Tensor, rotation_2TK: Any, num_heads: int, num_groups: in
 def split_rotated(
     packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, num_groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query and key, rotated, and value, each contiguous: (B, T, H, K) and twice (B, T, G, K).
+    """Return query and key, rotated, and value, each contiguous: (B, T, H, K) and twice (B, T, G, K).
 
     Args:
         packed_BTC: C = (H + 2 G) K.
-        rotation_2TK: cosines and sines, float32, as ops/layers/rotary.py gives them.
+        rotation_2TK: cos and sin of ops/layers/rotary.py, float32.
     """
     whole_BTHK = packed_BTC.contiguous().unflatten(2, (num_heads + 2 * num_groups, -1))
     parts = _parts(packed_BTC, rotation_2TK, num_heads, num_groups)
@@ -163,7 +160,7 @@ def _whole(query_BTHK: Tensor, key_BTGK: Tensor, *_: Any) -> Tensor:
 
 @custom_op("join_turned_back", _whole, shared={3})
 def join_turned_back(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, rotation_2TK: Tensor) -> Tensor:
-    """The gradient of `split_rotated`'s packed tensor, given those of its results, which may be views."""
+    """Return the gradient of `split_rotated`'s packed tensor, given those of its results, which may be views."""
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query_BTHK, key_BTGK, value_BTGK))
     whole_BTC = _whole(query, key)
     _copy(whole_BTC.unflatten(2, (-1, query.shape[3])), (query, key, value), rotation_2TK, joins=True)
@@ -182,17 +179,14 @@ def _gradient(ctx: Any, *gradients: Tensor | None) -> Tensor:
 
 @custom_op("turn_packed", lambda packed, *_: packed.new_empty(packed.shape), shared={1})
 def turn_packed(packed_BTC: Tensor, rotation_2TK: Tensor, num_heads: int, back: bool) -> Tensor:
-    """A copy whose first `num_heads` heads are rotated, or turned back; the channels after them as they are.
-
-    Args:
-        rotation_2TK: cosines and sines, float32, as ops/layers/rotary.py gives them; a head has twice as many channels.
-    """
+    """Return a copy whose first `num_heads` heads are rotated, or rotated back; heads have twice as many channels as
+    `rotation_2TK`."""
     packed_BTC, width = packed_BTC.contiguous(), 2 * rotation_2TK.shape[2]
     copy_BTC, channels = torch.empty_like(packed_BTC), packed_BTC.shape[2] // width * width
     whole, copy = (x[..., :channels].unflatten(2, (-1, width)) for x in (packed_BTC, copy_BTC))
     whole, copy = (copy, whole) if back else (whole, copy)
     _copy(whole, (copy[:, :, :num_heads], copy[:, :, :0], copy[:, :, num_heads:]), rotation_2TK, joins=back)
-    # What is left is less than a head.
+    # The rest is less than a head.
     copy_BTC[..., channels:] = packed_BTC[..., channels:]
     return copy_BTC
 

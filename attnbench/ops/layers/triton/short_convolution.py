@@ -1,10 +1,7 @@
-"""Depthwise causal convolution, with SiLU after it, in one pass over the memory each way.
+"""Depthwise causal convolution, with optional SiLU, in one pass over the memory each way. A program walks a segment of
+one sequence with a window of rows in registers. The backward pass recomputes SiLU's argument."""
 
-A program walks a segment of one sequence and keeps the rows of a window in registers. The backward pass computes SiLU's
-argument again.
-"""
-
-# Triton's language knows no unpacking into a tuple, and its kernels are no functions to a type checker.
+# Triton cannot unpack into a tuple, and its kernels are no functions to a type checker.
 # ruff: noqa: RUF005
 # pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
@@ -20,22 +17,22 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 SIZES = range(2, 9)
-"""Taps that the kernels take."""
+"""Supported kernel sizes."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 UNSPECIALIZED = ("length", "batch_of_group")
-"""Arguments whose value compiles nothing anew."""
+"""Arguments whose values do not specialise a kernel."""
 
 
 class Blocks(NamedTuple):
-    """Launch of the kernels; changes the result only by the order of the weight gradient's sum.
+    """Launch of the kernels; changes only the order of the weight gradient's sum.
 
     Args:
-        channels: side by side in a program.
-        positions: that a program walks.
-        rows: of them that are loaded at once, so that the memory is kept busy.
+        channels: per program.
+        positions: per program.
+        rows: loaded at once, to keep the memory busy.
     """
 
     channels: int
@@ -50,23 +47,21 @@ BLOCKS = Blocks(channels=256, positions=64, rows=8, num_warps=4)
 def short_convolution(
     x_BTC: Tensor, weight_CW: Tensor, history_BWC: Tensor | None = None, silu: bool = False
 ) -> Tensor:
-    """y_t = sum_i w_i x_(t - W + 1 + i), channel by channel, W being the size here, and SiLU of it if asked.
-
-    Products and sums are in float32 whatever x and the weight have; y has x's dtype. No gradient flows into the
-    history.
+    """Compute y_t = sum_i w_i x_(t - W + 1 + i) per channel, and SiLU of it if asked. Products and sums are in float32;
+    y has x's dtype. The history has no gradient.
 
     Args:
         x_BTC: float32 or bfloat16.
-        weight_CW: a size of `SIZES`.
-        history_BWC: the size - 1 inputs before the first position; None: zeros.
+        weight_CW: W is in `SIZES`.
+        history_BWC: the W - 1 inputs before the first position; None for zeros.
     """
     return convolve(x_BTC, weight_CW[None], history_BWC, silu)
 
 
-# The weights' groups are their first axis, which so grows with the batch.
+# The groups of weights are the first axis, which grows with the batch.
 @custom_op("short_convolution", lambda x, *_: x.new_empty(x.shape))
 def convolve(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool) -> Tensor:
-    """Convolve as above for G models side by side: the batch is cut into G equal runs, each with weights of its own."""
+    """Convolve G equal runs of the batch, each with its own weights."""
     return launch_forward(x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
@@ -77,7 +72,7 @@ def convolve(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu
 def convolve_backward(
     gradient_BTC: Tensor, x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x, in its dtype, and of the weight, as (G, W, C) in float32."""
+    """Return the gradients of x, in its dtype, and of the weight, as (G, W, C) in float32."""
     return launch_backward(gradient_BTC, x_BTC, weight_GCW, history_BWC, silu, BLOCKS)
 
 
@@ -106,7 +101,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor]:
     groups, channels, size = weight_GCW.shape
     of_x = torch.empty_like(x_BTC, memory_format=torch.contiguous_format)
-    # A sum over parts instead of atomic additions, whose order and so whose last digits would change from run to run.
+    # A sum over parts, because atomic additions are not deterministic.
     parts = x_BTC.new_empty((_num_parts(x_BTC, blocks), size, channels), dtype=torch.float32)
     arguments = _arguments(x_BTC, weight_GCW, history_BWC, silu, blocks)
     launch(_backward, _grid(x_BTC, blocks), of_y=gradient_BTC.contiguous(), of_x=of_x, parts=parts, **arguments)
@@ -114,7 +109,6 @@ def launch_backward(
 
 
 def _num_parts(x_BTC: Tensor, blocks: Blocks) -> int:
-    """Segments of all sequences."""
     return x_BTC.shape[0] * math.ceil(x_BTC.shape[1] / blocks.positions)
 
 
@@ -125,7 +119,7 @@ def _grid(x_BTC: Tensor, blocks: Blocks) -> tuple[int]:
 def _arguments(
     x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks
 ) -> dict[str, Any]:
-    """Return the arguments that both kernels take."""
+    """Return the arguments of both kernels."""
     batch, length, channels = x_BTC.shape
     groups, _, size = weight_GCW.shape
     if size not in SIZES or x_BTC.dtype not in DTYPES:
@@ -149,11 +143,8 @@ def _arguments(
 
 @triton.jit
 def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
-    """Return this program's position: its segment among all, its sequence, its first position, its channels and which
-    exist.
-
-    Neighbours in the grid are neighbours in the memory: channels first, then positions, then sequences.
-    """
+    """Return this program's segment, sequence, first position, channels and which exist. The grid runs over channels
+    first, then positions, then sequences, as the memory does."""
     num_blocks, num_segments = tl.cdiv(channels, BLOCK), tl.cdiv(length, POSITIONS)
     part = tl.program_id(0) // num_blocks
     channel = (tl.program_id(0) % num_blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -162,7 +153,7 @@ def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
 
 @triton.jit
 def _taps(weight, group, channels, channel, exists, SIZE: tl.constexpr):
-    """The weights of these channels, a tuple over the taps."""
+    """Return the weights of these channels, a tuple over the taps."""
     taps = ()
     for tap in tl.static_range(SIZE):
         address = weight + (group * channels + channel) * SIZE + tap
@@ -174,7 +165,7 @@ def _taps(weight, group, channels, channel, exists, SIZE: tl.constexpr):
 def _rows_before(
     x, history, sequence, start, length, channels, channel, exists, SIZE: tl.constexpr, HAS_HISTORY: tl.constexpr
 ):
-    """The SIZE - 1 rows before a segment; before the sequence they are history, or zeros."""
+    """Return the SIZE - 1 rows before a segment, from the history or zeros at the sequence's start."""
     rows = ()
     for tap in tl.static_range(SIZE - 1):
         position = start - (SIZE - 1) + tap
@@ -188,13 +179,13 @@ def _rows_before(
 
 @triton.jit
 def _row(x, sequence, position, length, channels):
-    """Address at which a row of (B, length, channels) begins; large tensors need 64 bits."""
+    """Return the address of a row of (B, length, channels), in 64 bits."""
     return x + (sequence.to(tl.int64) * length + position) * channels
 
 
 @triton.jit
 def _rows(x, sequence, first, length, channels, channel, exists, ROWS: tl.constexpr):
-    """ROWS rows from `first` on, zeros past the end, all loaded before one is used."""
+    """Load ROWS rows from `first` on, zeros past the end, before any is used."""
     rows = ()
     for row in tl.static_range(ROWS):
         address = _row(x, sequence, first + row, length, channels) + channel
@@ -220,7 +211,7 @@ def _weighted_backwards(window, taps, SIZE: tl.constexpr):
 
 @triton.jit
 def _through_silu(of_y, window, taps, SIZE: tl.constexpr, SILU: tl.constexpr):
-    """The gradient of the weighted sum from that of y."""
+    """Return the gradient of the weighted sum from that of y."""
     gradient = of_y.to(tl.float32)
     if SILU:
         total = _weighted(window, taps, SIZE)
@@ -282,8 +273,8 @@ def _backward(
 
         dx_t = sum_i w_i dp_(t + W - 1 - i),   dw_i = sum_t dp_t x_(t - W + 1 + i)
 
-    so that the walk knows dx of a position W - 1 steps after it has passed it. For that it goes W - 1 positions into
-    the next segment, whose dp it computes once more but does not count in dw.
+    dx of a position is known W - 1 steps later. So the walk continues W - 1 positions into the next segment, whose dp
+    does not count in dw.
     """
     part, sequence, start, channel, exists = _place(length, channels, BLOCK, POSITIONS)
     taps = _taps(weight, sequence // batch_of_group, channels, channel, exists, SIZE)

@@ -1,8 +1,5 @@
-"""silu(gate) × up of a SwiGLU, from one tensor that holds both, and its gradient as one tensor.
-
-Their projections are then one matrix product, forward and backward; torch's compiler would spend a pass over the memory
-on joining the two gradients.
-"""
+"""silu(gate) × up of a SwiGLU from one packed tensor, with one packed gradient. Both projections are then one matrix
+product, forward and backward; torch's compiler would spend a pass over the memory on joining the gradients."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -21,7 +18,8 @@ from attnbench.ops.common.triton.launching import launch
 
 @custom_op("swiglu", lambda packed: packed.new_empty(packed.shape[0], packed.shape[1] // 2))
 def swiglu(packed_NF: Tensor) -> Tensor:
-    """silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F), in the dtype given."""
+    """Return silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F), in the input's
+    dtype."""
     num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
     mixed_NF = packed_NF.new_empty(num_rows, width)
     grid = (-(-mixed_NF.numel() // BLOCK),)
@@ -31,7 +29,6 @@ def swiglu(packed_NF: Tensor) -> Tensor:
 
 @custom_op("swiglu_backward", lambda gradient, packed: packed.new_empty(packed.shape))
 def swiglu_backward(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
-    """The gradient of `packed_NF`, (N, 2 F)."""
     num_rows, width = gradient_NF.shape
     packed_gradient = torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
     grid, inputs = (-(-gradient_NF.numel() // BLOCK),), (gradient_NF.contiguous(), packed_NF.contiguous())
@@ -46,8 +43,8 @@ def _gradient(ctx: Any, gradient_NF: Tensor) -> Tensor:
 
 @triton.jit
 def _addresses(num_rows, width, BLOCK: tl.constexpr):
-    """Addresses of a program's numbers in (num_rows, width), where their gates lie in (num_rows, 2 width), and which of
-    them exist."""
+    """Return addresses of a program's numbers in (num_rows, width), of their gates in (num_rows, 2 width), and which
+    exist."""
     row, index, rows_on = block_in_rows(width, BLOCK)
     return row * width + index, row * 2 * width + (index + rows_on * width), row + rows_on < num_rows
 

@@ -1,9 +1,9 @@
-"""Query and key of every head from a shared query and key, as in Mamba-3, in one pass over the memory each way: normed
-over their channels, shifted by a bias per head, and turned by an angle per position, head and channel pair.
+"""Query and key of every head from a shared query and key, as in Mamba-3, in one pass over the memory each way:
+normalised, shifted by a bias per head, and rotated by an angle per position, head and channel pair.
 
     s_h = gain x / sqrt(mean(x²) + eps) + bias_h,   channels (2a, 2a + 1) of y_h: those of s_h, turned by angle_h,a
 
-Pairs after the last angle are not turned.
+Pairs after the last angle are not rotated.
 """
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
@@ -22,7 +22,7 @@ from attnbench.ops.layers.triton.rms_norm import unit_rows
 from attnbench.ops.layers.triton.rotary_kernels import padded_width
 
 ROWS = 16
-"""Positions that a program walks."""
+"""Positions per program."""
 
 
 def _heads(packed_BTC: Tensor, gain: Tensor, bias_R2HK: Tensor, *_: Any) -> Tensor:
@@ -36,14 +36,13 @@ def _gradients(gradient: Tensor, packed: Tensor, *inputs: Any) -> tuple[Tensor, 
 
 @custom_op("turned_heads", _heads)
 def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor, eps: float) -> Tensor:
-    """Query and key of every head, and value, side by side as `scalar_decay` reads them: (B, T, HK + HK + HV), in the
-    dtype given, computed in float32.
+    """Return packed query and key of every head, and value, for `scalar_decay`: (B, T, HK + HK + HV), in the input's
+    dtype, computed in float32.
 
     Args:
-        packed_BTC: the one query, the one key, and the values of all heads, (B, T, K + K + HV).
-        gain_R2K, bias_R2HK: of query and key; one of each of R stacked models, to which equal parts of the batch
-            belong, in order.
-        angle_BTHA: float32, of the first A of K / 2 pairs of channels, query's and key's alike.
+        packed_BTC: one query, one key, and the values of all heads, (B, T, K + K + HV).
+        gain_R2K, bias_R2HK: of query and key, for R stacked models; equal parts of the batch belong to each, in order.
+        angle_BTHA: float32, of the first A of K / 2 pairs of channels of query and key.
     """
     packed_BTC = packed_BTC.contiguous()
     heads_BTC = _heads(packed_BTC, gain_R2K, bias_R2HK)
@@ -58,9 +57,9 @@ def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_
 def turned_heads_backward(
     gradient_BTC: Tensor, packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `turned_heads`: of what is packed, in its dtype, and of gain, bias and angle in float32.
+    """Return the gradients of the packed tensor, in its dtype, and of gain, bias and angle in float32.
 
-    With g_h the gradient of y_h turned back, and n the normed x before the gain, r its factor:
+    With g_h the gradient of y_h rotated back, n the normalised x before the gain, and r its factor:
 
         dL/dbias_h = sum over positions of g_h,   G = sum over heads of g_h,   dL/dgain = sum over positions of G n
         dL/dx = r (G gain - n mean(G gain n)),   dL/dangle = s_0 g_1 - s_1 g_0 of a pair of s_h, of query and key
@@ -68,7 +67,7 @@ def turned_heads_backward(
     packed_BTC = packed_BTC.contiguous()
     num_rows, grid, options = _launch(packed_BTC, bias_R2HK, angle_BTHA)
     of_packed, of_angle = torch.empty_like(packed_BTC), torch.empty_like(angle_BTHA, dtype=torch.float32)
-    # A sum a part of the positions, and those summed up in their order: the same bits twice.
+    # One sum per part of the positions, added in order: deterministic.
     num_parts, num_models = grid
     of_gain, of_bias = (
         x.new_empty(num_models, num_parts, *x.shape[1:], dtype=torch.float32) for x in (gain_R2K, bias_R2HK)
@@ -81,13 +80,13 @@ def turned_heads_backward(
 
 
 def _launch(packed_BTC: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
-    """Return the positions of a model, and a kernel's grid and options."""
+    """Return the positions per model, and a kernel's grid and options."""
     num_models, _, num_heads, width = bias_R2HK.shape
     num_rows = packed_BTC.shape[0] * packed_BTC.shape[1] // num_models
     padded_heads, padded = triton.next_power_of_2(num_heads), padded_width(width)
     sizes = {"HEADS": num_heads, "PADDED_HEADS": padded_heads, "WIDTH": width, "PADDED": padded}
     sizes |= {"ANGLES": angle_BTHA.shape[3], "VALUES": packed_BTC.shape[2] - 2 * width, "ROWS": ROWS}
-    # Sixteen numbers of all heads' queries a thread.
+    # Sixteen numbers of all heads' queries per thread.
     num_warps = min(16, max(1, padded_heads * padded // 512))
     return num_rows, (-(-num_rows // ROWS), num_models), sizes | {"num_warps": num_warps}
 
@@ -99,7 +98,7 @@ def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor, ...]:
 
 @triton.jit
 def _pairs(x, HEADS: tl.constexpr, PADDED: tl.constexpr):
-    """The first channels and the second ones of pairs (2i, 2i + 1)."""
+    """Return the first and second channels of pairs (2i, 2i + 1)."""
     return tl.split(tl.reshape(x, [HEADS, PADDED // 2, 2]))
 
 
@@ -110,10 +109,10 @@ def _joined(first, second, HEADS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def cos_sin(angle):
-    """Cosine and sine, to 1e-7 of angles below 8,192 and beyond as exact as the angle, by one reduction to an eighth of
-    a turn and two series. tl.cos and tl.sin have a reduction each, and a way for angles of any size."""
+    """Return cosine and sine, to 1e-7 for angles below 8,192 and beyond as exact as the angle, by one reduction to an
+    eighth of a turn and two series. tl.cos and tl.sin do one reduction each, for angles of any size."""
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
-    # Half of pi in three numbers, of which so many times the first two are exact.
+    # Half of pi in three numbers, so that products with the first two are exact.
     x = angle - quarters * 1.5703125 - quarters * 4.837512969970703e-4 - quarters * 7.549789948768648e-8
     square = x * x
     sine = x + x * square * (-0.16666654611 + square * (8.3321608736e-3 - square * 1.9515295891e-4))
@@ -136,7 +135,7 @@ def _turned(x, cos, sin, HEADS: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _copy_values(source, target, first_row, end_row, source_keys, target_keys, VALUES: tl.constexpr,
                  PADDED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """The last VALUES channels of rows, behind so many of query and key, to the last ones of other rows."""
+    """Copy the last VALUES channels of rows, behind query and key, to the end of other rows."""
     row = first_row + tl.arange(0, ROWS)[:, None]
     source += row * (source_keys + VALUES) + source_keys
     target += row * (target_keys + VALUES) + target_keys
@@ -149,9 +148,9 @@ def _copy_values(source, target, first_row, end_row, source_keys, target_keys, V
 @triton.jit
 def _places(num_rows, gain, bias, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
             PADDED: tl.constexpr, ANGLES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """A program's first position and the one after its model's last. Within a position, channels of a query or key,
-    read by every head, and whether they are there; the same channels by heads; its angles, and whether they are there.
-    Gains of query and key, and where the model's biases are."""
+    """Return a program's first position and its model's end; within a position, offsets of the shared channels, their
+    mask, offsets of the channels by head, and offsets and mask of the angles; gains of query and key, and the address
+    of the biases."""
     model = tl.program_id(1).to(tl.int64)
     head, channel = tl.arange(0, PADDED_HEADS)[:, None], tl.arange(0, PADDED)[None, :]
     pair, is_head = tl.arange(0, PADDED // 2)[None, :], head < HEADS
@@ -169,7 +168,7 @@ def _places(num_rows, gain, bias, HEADS: tl.constexpr, PADDED_HEADS: tl.constexp
 def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: tl.constexpr,
                         PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ANGLES: tl.constexpr,
                         VALUES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Grid: parts of a model's positions, models. A program walks them one by one, all heads at once."""
+    """Walk the positions one by one, all heads at once. Grid: parts of a model's positions, models."""
     first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
         num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
     )  # fmt: skip
@@ -177,7 +176,7 @@ def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: 
     key_shift = tl.load(bias + HEADS * WIDTH, mask=there, other=0.0).to(tl.float32)
     _copy_values(packed, heads, first_row, end_row, 2 * WIDTH, 2 * HEADS * WIDTH, VALUES, PADDED, ROWS)
     for row in range(first_row, tl.minimum(first_row + ROWS, end_row)):
-        # Pairs without an angle are turned by 0.
+        # Pairs without an angle are rotated by 0.
         cos, sin = cos_sin(tl.load(angle + row * HEADS * ANGLES + angles, mask=has_angle, other=0.0))
         source, target = row * (2 * WIDTH + VALUES) + shared, heads + row * (2 * HEADS * WIDTH + VALUES) + by_head
         query, _scale = unit_rows(packed, source, there, WIDTH, eps)
@@ -190,8 +189,7 @@ def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: 
 
 @triton.jit
 def _of_angle(shifted, back, HEADS: tl.constexpr, PADDED: tl.constexpr):
-    """Gradient of the angles, of pairs before they are turned and their gradients turned back: turned, both would give
-    the same."""
+    """Return the gradient of the angles, from pairs before rotation and their gradients rotated back."""
     first, second = _pairs(shifted, HEADS, PADDED)
     of_first, of_second = _pairs(back, HEADS, PADDED)
     return first * of_second - second * of_first
@@ -199,7 +197,7 @@ def _of_angle(shifted, back, HEADS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _through_the_norm(of_normed, unit, scale, gain, WIDTH: tl.constexpr):
-    """The gradient of a query or key, of that behind its norm and gain."""
+    """Return the gradient of a query or key from that of its normalised, scaled form."""
     of_unit = of_normed * gain
     return scale * (of_unit - unit * (tl.sum(of_unit * unit, axis=1, keep_dims=True) / WIDTH))
 
@@ -209,12 +207,12 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
                                  eps, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
                                  PADDED: tl.constexpr, ANGLES: tl.constexpr, VALUES: tl.constexpr,
                                  ROWS: tl.constexpr):  # fmt: skip
-    """Grid: parts of a model's positions, models. A program walks them one by one, all heads at once, so that sums over
-    positions stay in registers."""
+    """Walk the positions one by one, all heads at once, so that sums over positions stay in registers. Grid: parts of a
+    model's positions, models."""
     first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
         num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
     )  # fmt: skip
-    # What all heads share has a row for each, all alike, of which the first is written.
+    # Shared channels have equal rows for all heads; the first is written.
     is_first = there & (by_head < WIDTH)
     of_query_bias = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
     of_key_bias = tl.zeros([PADDED_HEADS, PADDED], tl.float32)
@@ -227,7 +225,8 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
         query, query_scale = unit_rows(packed, place, there, WIDTH, eps)
         back = tl.load(at, mask=there, other=0.0).to(tl.float32)
         back = _turned(back, cos, -sin, PADDED_HEADS, PADDED)
-        # Shifts are read again at every position: held, they would leave registers for four programs of six.
+        # Shifts are loaded again at every position: registers for them would leave room for four programs instead of
+        # six.
         query_shift = tl.load(bias, mask=there, other=0.0).to(tl.float32)
         of_turn = _of_angle(query * query_gain + query_shift, back, PADDED_HEADS, PADDED)
         of_query_bias += back

@@ -1,4 +1,4 @@
-"""Gradients of linear attention's kernels: walks over the same segments, see linear_op.py."""
+"""Gradient kernels of linear attention, over the same segments, see linear_op.py."""
 
 # The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -22,7 +22,7 @@ from attnbench.ops.linear.triton.linear_kernels import (
 
 @triton.jit
 def _through_feature(gradient, x, FEATURE: tl.constexpr):
-    """The gradient of x from that of f(x)."""
+    """Return the gradient of x from that of f(x)."""
     x = x.to(tl.float32)
     if FEATURE == "elu":
         gradient *= tl.exp(tl.minimum(x, 0))
@@ -45,8 +45,7 @@ def _through_quotient(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Return, with y = n / d, dn = dy / d, in y's dtype, and dd = -(dy . y) / d in float32; zero where no position
-    is."""
+    """Return, with y = n / d, dn = dy / d in y's dtype and dd = -(dy . y) / d in float32; zeros beyond the end."""
     stride: tl.constexpr = HEADS * WIDTH
     address, exists = tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     gradient = tl.load(address, mask=exists, other=0).to(tl.float32)
@@ -78,7 +77,7 @@ def linear_sums_backward_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute what each segment adds to the gradients of the S and z before it."""
+    """Compute each segment's contribution to the gradients of the S and z before it."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -119,14 +118,14 @@ def linear_query_gradient_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Walk from the first chunk to the last, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
+    """Walk forward, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
 
         df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
 
-    ROTATED, S and the part of G_t read turned features, whose gradient is turned back before g_t's is added.
+    If ROTATED, terms with G_t are gradients of rotated features and rotated back.
 
-    S is summed anew. Taking it backwards from its last value would save a walk, but features are exponentials: where
-    later ones are a million times larger, what is left after subtracting them has no digits.
+    S is summed again. Walking backward from its last value would save a walk, but features are exponentials:
+    subtracting a million times larger ones leaves no digits.
     """
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = before(
@@ -181,13 +180,12 @@ def linear_key_value_gradient_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Walk from the last chunk to the first, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a
-    chunk:
+    """Walk backward, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a chunk:
 
-    df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
-    dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
+        df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t
+        dv_s    = dS^T f(k)_s   + sum_{t>=s} (f(q)_t . f(k)_s) G_t
 
-    ROTATED, dS and all that goes with G are of turned features.
+    If ROTATED, dS and terms with G are of rotated features.
     """
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -210,7 +208,7 @@ def linear_key_value_gradient_kernel(
         )
         turned_query = turned(query, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
         turned_key = turned(key, rotation, first, length, ROTATED, WIDTH, BLOCK, CHUNK)
-        # Both as (source, position), the transposes of those in the other kernels.
+        # (source, position), transposed compared with the other kernels.
         seen = row[:, None] <= row[None, :]
         of_weight = product(value, tl.trans(of_read), PRECISION)
         of_key = product(value, tl.trans(of_state).to(value.dtype), PRECISION)

@@ -1,4 +1,4 @@
-"""Linear attention's forward kernels: a program walks a segment of one head of a sequence, see linear_op.py."""
+"""Forward kernels of linear attention: a program walks a segment of one head of a sequence, see linear_op.py."""
 
 # The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -10,13 +10,13 @@ from attnbench.ops.common.triton.products import product
 from attnbench.ops.layers.triton.rotary_kernels import turn
 
 UNSPECIALIZED = ("length", "segment")
-"""Arguments whose value compiles nothing anew."""
+"""Arguments whose values do not specialise a kernel."""
 
 
 @triton.jit
 def locate(length, segment, HEADS: tl.constexpr):
-    """Return this program's position: its sequence, head, first position, the position after its last, and its number
-    among the segments of all heads of all sequences. Heads that lie side by side are neighbours in the grid."""
+    """Return this program's sequence, head, first position, end, and its number among the segments of all heads of all
+    sequences. Adjacent heads are neighbours in the grid."""
     num_segments = tl.cdiv(length, segment)
     head, rest = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     sequence, part = rest // num_segments, rest % num_segments
@@ -26,7 +26,7 @@ def locate(length, segment, HEADS: tl.constexpr):
 
 @triton.jit
 def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Addresses of a chunk of a head in (B, length, stride), and which of them exist; large tensors need 64 bits."""
+    """Return addresses of a chunk of a head in (B, length, stride), and which exist; 64 bits for large tensors."""
     row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
     exists = (first + row < length)[:, None]
@@ -37,7 +37,7 @@ def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: t
 
 @triton.jit
 def slot_state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the addresses of S and z in a slot, a head's segment, and which of them exist."""
+    """Return the addresses of S and z in a slot, a head's segment, and which exist."""
     row = tl.arange(0, BLOCK)
     memory_address = memory + slot.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
     exists = row < WIDTH
@@ -46,7 +46,7 @@ def slot_state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit
 def feature(x, FEATURE: tl.constexpr):
-    """f, in float32."""
+    """Return f in float32."""
     x = x.to(tl.float32)
     if FEATURE == "elu":
         x = tl.maximum(x, 0) + tl.exp(tl.minimum(x, 0))
@@ -68,7 +68,7 @@ def key_value(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A chunk's keys, their features and values, all zero where there are none, so that they change no state."""
+    """Load a chunk's keys, their features and values, all zero beyond the end, so that they change no state."""
     stride: tl.constexpr = 3 * HEADS * WIDTH
     address, exists = tile(mixed, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
     raw = tl.load(address + HEADS * WIDTH, mask=exists, other=0)
@@ -87,7 +87,6 @@ def turned(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A chunk's features turned by the angles of their positions, as they were where there are none."""
     if ROTATED:
         return turn(x, rotation, first + tl.arange(0, CHUNK), length, WIDTH, BLOCK, False).to(x.dtype)
     return x
@@ -109,7 +108,7 @@ def linear_sums_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute what each segment adds to S and z."""
+    """Compute each segment's contribution to S and z."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -137,7 +136,7 @@ def before(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """S and z before a segment: what was given, or what the segment before is known to end with."""
+    """Return S and z before a segment: the given state, or the end state of the previous segment."""
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if HAS_START:
         first_slot = sequence * HEADS + head
@@ -175,9 +174,8 @@ def linear_forward_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Within a chunk by masked products, from before it by S and z. A sequence of one segment stores its last state;
-    of several, each starts with what the one before is known to end with. ROTATED, S is of turned features, and z, and
-    so the quotient's divisor, of those that are not."""
+    """Compute y by masked products within a chunk, and by S and z for earlier positions. A sequence of one segment
+    stores its last state. If ROTATED, S is of rotated features, and z, with the divisor, of unrotated ones."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = before(
         *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),

@@ -1,8 +1,8 @@
-"""Linear attention with its normaliser, from the packed projection to the quotient, in one pass over the memory.
+"""Linear attention with normaliser, from packed inputs to the quotient, in one pass over the memory.
 
-A program walks a segment of one head of one sequence, chunk by chunk, with the state in registers. Where there are
-heads enough to fill a GPU the segment is the whole sequence. Otherwise a sequence is cut into several: their states are
-summed first, each alone, then over the segments before, and then all walk at once.
+A program walks a segment of one head of one sequence, chunk by chunk, with the state in registers. With enough heads to
+fill a GPU a segment is the whole sequence. Otherwise the segments' states are summed first, then cumulated, and then
+all segments are walked in parallel.
 """
 
 import math
@@ -23,16 +23,16 @@ from attnbench.ops.linear.triton.linear_gradient import (
 from attnbench.ops.linear.triton.linear_kernels import linear_forward_kernel, linear_sums_kernel
 
 WIDTHS = range(16, 129)
-"""Channels a head that there are kernels for."""
+"""Supported channels per head."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Blocks(NamedTuple):
-    """Cut of the work. Changes the speed, not the result beyond rounding."""
+    """Launch sizes; change results by rounding only."""
 
     positions: int
-    """Positions of a chunk."""
+    """Per chunk."""
     num_warps: int
     num_stages: int
 
@@ -46,15 +46,15 @@ def linear_attention(
     eps: float,
     rotation_2TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
+    """Compute y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
 
-    With rotary positions S is written and read by turned features, z by f(k_t) and f(q_t) as they are. Products run in
-    the dtype of q, k and v; S and z are float32. No gradient flows through S and z that come or go.
+    With rotary positions S is written and read by rotated features, z by unrotated ones. Products run in the dtype of
+    q, k and v; S and z are float32 and have no gradient.
 
     Args:
-        mixed_BTC: query, key and value side by side, each (num_heads, K): float32 or bfloat16, K as in `WIDTHS`.
-        memory_BHKV, normaliser_BHK: S and z before the first position, in float32; None for zeros.
-        feature_map: f: elu (elu(x) + 1), relu, or identity where the features have been taken before.
+        mixed_BTC: packed query, key and value, (num_heads, K) each: float32 or bfloat16, K as in `WIDTHS`.
+        memory_BHKV, normaliser_BHK: S and z before the first position; None for zeros.
+        feature_map: f: elu (elu(x) + 1), relu, or identity if applied before.
         rotation_2TK: cos and sin of ops/layers/rotary.py, (2, T, K/2) in float32; None for no rotary positions.
 
     Returns:
@@ -67,8 +67,8 @@ def linear_attention(
 
 
 def segment_positions(batch: int, length: int, num_heads: int) -> int:
-    """Positions a program walks: all of a sequence, or, where the heads of a batch are too few to fill a GPU, so many
-    that there are about 512 programs, but 256 at least, as every segment costs a state that is written and read."""
+    """Return the positions per program: the whole sequence, or with too few heads to fill a GPU a part that gives about
+    512 programs, but at least 256, because every segment writes and reads a state."""
     wanted = max(1, 512 // (batch * num_heads))
     return length if batch * num_heads >= 256 else max(256, 64 * math.ceil(length / wanted / 64))
 
@@ -99,7 +99,7 @@ def mix(
     feature_map: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, the quotient's divisor as (B, H, T), and S and z after each of N segments."""
+    """Return y, the divisor as (B, H, T), and S and z after each of N segments."""
     mixed_BTC = mixed_BTC.contiguous()
     blocks = forward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
     arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
@@ -148,7 +148,6 @@ def mix_backward(
     num_heads: int,
     feature_map: str,
 ) -> Tensor:
-    """The gradient of the packed input."""
     mixed_BTC, gradient_BTHV = mixed_BTC.contiguous(), gradient_BTHV.contiguous()
     blocks = backward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
     arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
@@ -187,24 +186,20 @@ def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> Tenso
 
 
 def forward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
-    """Picked by hand: states of 128 channels need eight warps' registers, in float32 of 64, and twice the shared
+    """Choose by hand: 128-channel states (64 in float32) need the registers of eight warps, and twice the shared
     memory."""
     width, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
     return Blocks(positions, num_warps, num_stages=2 if width <= 64 else 1)
 
 
 def backward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
-    """Choose as `forward_blocks` does, for each of the two gradient kernels."""
     _, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
     return Blocks(positions, num_warps, num_stages=1)
 
 
 def _sizes(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> tuple[int, int, int]:
-    """Return a head's channels, the positions of a chunk, and warps.
-
-    With rotation features are there twice, as they are and turned: in float32 a thread of 32 positions of 64 channels
-    kept up to 1,856 bytes elsewhere, of 16 it keeps 244.
-    """
+    """Return channels per head, positions per chunk, and warps. With rotation features exist twice: in float32 a thread
+    of 32 positions of 64 channels spilled up to 1,856 bytes, of 16 it spills 244."""
     width, is_half = mixed_BTC.shape[2] // (3 * num_heads), mixed_BTC.dtype == torch.bfloat16
     is_wide = width > (64 if is_half else 32)
     positions = 64 if is_half else 16 if is_rotated and is_wide else 32
@@ -214,7 +209,7 @@ def _sizes(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> tuple[int, in
 def _arguments(
     mixed_BTC: Tensor, rotation_2TK: Tensor | None, num_heads: int, feature_map: str, blocks: Blocks
 ) -> dict[str, Any]:
-    """Return the arguments that all kernels take."""
+    """Return the arguments of all kernels."""
     batch, length, channels = mixed_BTC.shape
     width, rest = divmod(channels, 3 * num_heads)
     if rest or width not in WIDTHS or mixed_BTC.dtype not in DTYPES:

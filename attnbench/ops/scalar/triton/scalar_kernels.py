@@ -1,19 +1,18 @@
-"""Kernels of linear attention with one decay a head: the state's walks over chunks, and all gradients of a chunk.
+"""Kernels of linear attention with one decay per head: walks of the state over chunks, and all gradients of a chunk.
 
-A chunk has C positions. c_i is the sum of its log decays up to position i, S (K, V) the state before it, w_j the weight
-that position j is written with and o_i the one that position i reads itself with. Rows of Q (scaled), K and V are
-positions, and W_ji = exp(c_i - c_j) w_j for j < i, o_i for j = i and 0 elsewhere:
+A chunk has C positions. c_i is the sum of its log decays up to position i, S (K, V) the state before it, w_j the write
+weight of position j and o_i the weight with which position i reads itself. Rows of Q (scaled), K and V are positions,
+and W_ji = exp(c_i - c_j) w_j for j < i, o_i for j = i and 0 elsewhere:
 
-    Y = exp(c) Q S + (K Q^T o W)^T V                    what the positions read
-    S' = exp(c_C) S + (exp(c_C - c) w K)^T V            the state after the chunk
+    Y = exp(c) Q S + (K Q^T o W)^T V                    output
+    S' = exp(c_C) S + (exp(c_C - c) w K)^T V            state after the chunk
 
-No exponent is above zero: log decays are not positive, and later sources are masked before exp. Positions beyond the
-sequence's end have zeros throughout, log decays too, which changes nothing.
+No exponent is positive: log decays are at most 0, and later sources are masked before exp. Positions beyond the
+sequence's end are zeros, log decays too, and change nothing.
 
-States are transposed, (V, K): as left operand of a product they then stay in registers, on Hopper too. Pairs are
-(source, position), so that of the three products with them only one takes them transposed. Values come in blocks of
-channels; channels that a block or a padded key has beyond the head's are masked. No product has 64 rows and more where
-another side is below 64 (see docs/kernels.md, "When a compiler is wrong").
+States are transposed, (V, K): as left operand of a product they stay in registers, on Hopper too. Pairs are (source,
+position), so that only one of their three products transposes them. Padded channels are masked. No product has 64 or
+more rows with another side below 64 (see docs/kernels.md, "When a compiler is wrong").
 """
 
 # The kernels are no functions to a type checker.
@@ -26,14 +25,13 @@ from attnbench.ops.common.triton.products import product
 from attnbench.ops.delta.triton.delta_chunk import log_decay_gradients
 
 UNSPECIALIZED = ("length", "segment", "num_segments")
-"""Arguments whose value compiles nothing anew."""
+"""Arguments whose values do not specialise a kernel."""
 
 
 @triton.jit
 def _place(length, segment, H: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
-    """Position of a program that walks a segment of a head, for a block of values: sequence, head, the block's first
-    channel, the first position, the position after the last, and the segment's number among all. Programs that read
-    the same keys are neighbours."""
+    """Return sequence, head, first channel of the block of values, first position, end, and number of the segment among
+    all. Programs that read the same keys are neighbours."""
     blocks: tl.constexpr = (V + VALUES - 1) // VALUES
     num_segments = tl.cdiv(length, segment)
     rest = tl.program_id(0) // blocks
@@ -46,8 +44,8 @@ def _place(length, segment, H: tl.constexpr, V: tl.constexpr, VALUES: tl.constex
 
 @triton.jit
 def _tile(pointer, row, STRIDE: tl.constexpr, column, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Addresses of a block (ROWS, COLUMNS) of a matrix with rows of STRIDE, from a row (int64) and a column on, and
-    which of them exist."""
+    """Return addresses of a block (ROWS, COLUMNS) of a matrix with rows of STRIDE, from a row (int64) and a column on,
+    and which exist."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     address = pointer + ((row + rows)[:, None] * STRIDE + (column + columns)[None, :])
     return address, (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
@@ -55,7 +53,7 @@ def _tile(pointer, row, STRIDE: tl.constexpr, column, num_rows, num_columns, ROW
 
 @triton.jit
 def _load(pointer, row, STRIDE: tl.constexpr, column, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Zeros where there is nothing."""
+    """Load with zeros beyond the end."""
     address, exists = _tile(pointer, row, STRIDE, column, num_rows, num_columns, ROWS, COLUMNS)
     return tl.load(address, mask=exists, other=0.0)
 
@@ -68,7 +66,7 @@ def _store(values, pointer, row, STRIDE: tl.constexpr, column, num_rows, num_col
 
 @triton.jit
 def _gate(gate, row, head, num_rows, H: tl.constexpr, C: tl.constexpr, OTHER: tl.constexpr):
-    """A number of every position of a chunk; OTHER beyond the end, and everywhere of a gate that is None."""
+    """Load a number per position of a chunk; OTHER beyond the end, and if the gate is None."""
     positions = tl.arange(0, C)
     if gate is None:
         numbers = tl.full((C,), OTHER, tl.float32)
@@ -79,7 +77,7 @@ def _gate(gate, row, head, num_rows, H: tl.constexpr, C: tl.constexpr, OTHER: tl
 
 @triton.jit
 def _pair_decay(cumulative, C: tl.constexpr):
-    """exp(c_i - c_j), by source j and position i; 0 for sources that are later."""
+    """Return exp(c_i - c_j), by source j and position i; 0 for later sources."""
     rows = tl.arange(0, C)
     not_later = rows[:, None] <= rows[None, :]
     return tl.exp(tl.where(not_later, cumulative[None, :] - cumulative[:, None], float("-inf")))
@@ -87,7 +85,7 @@ def _pair_decay(cumulative, C: tl.constexpr):
 
 @triton.jit
 def _pair_weight(writes, owns, C: tl.constexpr):
-    """w_j beside the diagonal and o_i on it."""
+    """Return w_j off the diagonal and o_i on it."""
     rows = tl.arange(0, C)
     return tl.where(rows[:, None] == rows[None, :], owns[None, :], writes[:, None])
 
@@ -98,9 +96,8 @@ def walk_forward_kernel(mixed, log_decay, write, own, initial, output, last, tot
                         KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Walk the chunks of a segment with the state in registers. Grid: segments of heads × blocks of values.
 
-    Whatever may be None is not read or not kept: `write` and `own`, the state before a segment (`initial`), the
-    `output`, the state after a segment (`last`), how much of a state a segment leaves (`totals`) and the states before
-    every chunk (`states`).
+    May be None: `write` and `own`, the state before a segment (`initial`), `output`, the state after a segment
+    (`last`), the decay over a segment (`totals`) and the states before every chunk (`states`).
     """
     sequence, head, first, start, end, slot = _place(length, segment, H, V, VALUES)
     STRIDE: tl.constexpr = 2 * G * K + H * V
@@ -141,11 +138,8 @@ def walk_backward_kernel(mixed, log_decay, gradient, last_gradient, initial_grad
                          segment, scale,
                          G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
                          KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Walk from a segment's last chunk to its first: the gradients of the states after every chunk (`of_states`) and of
-    the one before the segment (`initial_gradient`), from those of the output and of the state after the segment.
-
-    Grid as the forward kernel's; what may be None too.
-    """
+    """Walk a segment backward: the gradients of the states after every chunk (`of_states`) and of the one before the
+    segment (`initial_gradient`). Grid and None as forward."""
     sequence, head, first, start, end, slot = _place(length, segment, H, V, VALUES)
     STRIDE: tl.constexpr = 2 * G * K + H * V
     num_chunks = tl.cdiv(end - start, C)
@@ -174,18 +168,16 @@ def walk_backward_kernel(mixed, log_decay, gradient, last_gradient, initial_grad
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def carry_kernel(sums, totals, start, end, num_segments, SIZE: tl.constexpr, BLOCK: tl.constexpr,
                  REVERSE: tl.constexpr):  # fmt: skip
-    """Put in the place of each segment's sum the state that it begins with, as large as SIZE; what the last leaves is
-    `end`. With REVERSE from the last segment to the first. Grid: heads of all sequences, blocks of the state.
-
-    `start` and `end` may be None.
-    """
+    """Replace each segment's sum, of SIZE numbers, by the state before the segment; `end` is the state after the last.
+    With REVERSE from the last segment to the first. Grid: heads of all sequences, blocks of the state. `start` and
+    `end` may be None."""
     program = tl.program_id(0).to(tl.int64)
     numbers = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = numbers < SIZE
     state = tl.zeros((BLOCK,), tl.float32)
     if start is not None:
         state = tl.load(start + program * SIZE + numbers, mask=exists, other=0.0)
-    # Loads of later segments do not wait for earlier ones.
+    # Prefetch later segments.
     for done in tl.range(num_segments, num_stages=4):
         slot = program * num_segments + (num_segments - 1 - done if REVERSE else done)
         added = tl.load(sums + slot * SIZE + numbers, mask=exists, other=0.0)
@@ -201,13 +193,13 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
                     length, scale, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
                     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
                     KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute all gradients of every chunk, of the states before (`states`) and the gradients of those after
-    (`of_states`). Grid: chunks of all sequences × groups of heads that share a query and a key, whose gradients a
-    program sums. With OF_QUERY alone the query's, and what the log decay's needs of it, which it leaves in
-    `of_log_decay`; then, with OF_KEY alone, all others: keys of 128 channels leave no registers for both at a time.
+    """Compute all gradients of every chunk from the states before (`states`) and the gradients of those after
+    (`of_states`). Grid: chunks of all sequences × groups of heads that share query and key, whose gradients a program
+    sums. For keys of 128 channels, short of registers, it runs first with OF_QUERY, leaving the query's part of the log
+    decay's gradient in `of_log_decay`, then with OF_KEY.
 
-    c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read; what pairs give each is a sum over
-    their rows or columns. `write` and `own` may be None, and their gradients, and the gradient of the log decay.
+    c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read; pairs contribute row and column
+    sums. `write` and `own` may be None, and their gradients, and that of the log decay.
     """
     num_chunks = tl.cdiv(length, C)
     start, rest = tl.program_id(0) % num_chunks * C, tl.program_id(0) // num_chunks

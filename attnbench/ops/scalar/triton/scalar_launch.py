@@ -1,4 +1,4 @@
-"""Choice and launch of the kernels of linear attention with one decay a head, forward and backward."""
+"""Launch choices and launches of the kernels with one decay per head, forward and backward."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false, reportReturnType=false
@@ -25,19 +25,18 @@ LAUNCH: dict[str, dict[str, int]] = {
     "walk_backward": {"num_warps": 4, "num_stages": 2, "VALUES": 64},
     "gradient": {"num_warps": 4, "num_stages": 1, "VALUES": 64},
 }
-"""Launch of each kernel: warps of a program, stages of the loads in its loop, and the most value channels of a
-block."""
+"""Launch of each kernel: warps, stages of the loads in its loop, and the largest block of value channels."""
 
 WIDE_WARPS = 8
-"""Warps in float32 of a head with more than 64 key channels, which runs out of the registers of four."""
+"""Warps in float32 for more than 64 key channels, which run out of the registers of four."""
 
 BLOCK = 256
-"""Numbers of a state that a program carries from segment to segment: so few that there are many programs."""
+"""Numbers of a state that a program carries from segment to segment: few, so that there are many programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarDecay:
-    """One call's inputs, contiguous, and what follows from their shapes."""
+    """Contiguous inputs of one call, and the sizes that follow from their shapes."""
 
     mixed: Tensor
     log_decay: Tensor
@@ -49,7 +48,7 @@ class ScalarDecay:
 
     @property
     def gates(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Numbers of every position and head."""
+        """Tensors (B, T, H)."""
         return self.log_decay, self.write, self.own
 
     @property
@@ -66,13 +65,13 @@ class ScalarDecay:
 
     @property
     def sequences(self) -> int:
-        """Independent ones: of every head."""
+        """Sequences × heads."""
         return self.mixed.shape[0] * self.num_heads
 
     @property
     def chunk(self) -> int:
-        """Positions of a chunk. All products of a short one are those of a single warp, which narrow heads need (see
-        NARROW in delta_choice.py) and wide ones in float32 for the shared memory."""
+        """Positions per chunk. All products of a short one are a single warp's, which narrow heads need (see NARROW in
+        delta_choice.py) and wide ones in float32, for the shared memory."""
         return 64 if self.mixed.dtype == torch.bfloat16 and self.key_width > 32 and self.value_width > 32 else 32
 
     @property
@@ -85,7 +84,7 @@ class ScalarDecay:
 
     @property
     def segment(self) -> int:
-        """Positions that a program walks, whole chunks."""
+        """Positions per program, whole chunks."""
         return segment_positions(self.mixed.shape[0], self.length, self.num_heads)
 
     @property
@@ -101,7 +100,6 @@ class ScalarDecay:
         return self.mixed.new_empty(self.sequences, *counts, self.value_width, self.key_width, dtype=dtype)
 
     def options(self, kernel: str) -> dict[str, Any]:
-        """Return a kernel's constants."""
         is_float32, keys = self.mixed.dtype == torch.float32, triton.next_power_of_2(self.key_width)
         sizes = {
             "G": self.num_groups,
@@ -145,7 +143,7 @@ def backward(
     of_initial: Tensor | None,
     outputs: tuple[Tensor | None, ...],
 ) -> None:
-    """Fill `of_initial` and `outputs`: the gradients of `mixed` and of the three gates, of which each may be None."""
+    """Fill `of_initial` and `outputs`, the gradients of `mixed` and of the three gates; each may be None."""
     of_states = torch.empty_like(states)
 
     def walk(after: Tensor | None, before: Tensor | None, totals: Tensor | None, kept: Tensor | None) -> None:
@@ -161,7 +159,7 @@ def backward(
         _carry(rule, ends, totals, last_gradient, of_initial, reverse=True)
         last_gradient, of_initial = ends, None
     walk(last_gradient, of_initial, None, of_states)
-    # Of wide keys one after the other.
+    # In two passes for wide keys.
     is_wide = rule.key_width > (32 if rule.mixed.dtype == torch.float32 else 64)
     for of_query, of_key in ((True, False), (False, True)) if is_wide else ((True, True),):
         launch(
@@ -172,7 +170,7 @@ def backward(
 
 
 def _empty_sums(rule: ScalarDecay) -> tuple[Tensor, Tensor]:
-    """A state and a number of every segment."""
+    """Return a state and a number per segment."""
     return rule.states(rule.num_segments), rule.log_decay.new_empty(rule.sequences, rule.num_segments)
 
 

@@ -1,10 +1,10 @@
-"""Linear attention with one decay a head as one operator on what a projection gives, with its gradient. Its definition
-is `scalar_step` in ops/scalar/scalar_decay.py; chunk by chunk it is written out in scalar_kernels.py.
+"""Linear attention with one decay per head as one operator on packed inputs, with its gradient. `scalar_step` in
+ops/scalar/scalar_decay.py is its definition; scalar_kernels.py has the algebra of a chunk.
 
-Forward, a program walks a segment of a head chunk by chunk and keeps the state before each. Backward, a program walks
-from the last chunk for the states' gradients, and a kernel computes all other gradients of all chunks at once. With
-enough heads to fill a GPU a segment is a whole sequence. Otherwise each segment is walked for its state first, a kernel
-carries the states from segment to segment, and all segments are walked again from their first states.
+Forward, a program walks a segment of a head and stores the state before each chunk. Backward, a program walks back for
+the states' gradients, and a kernel computes all other gradients of all chunks at once. With enough heads to fill a GPU
+a segment is a whole sequence. Otherwise each segment is walked for its sum first, a kernel carries the states from
+segment to segment, and all segments are walked again.
 """
 
 from typing import Any
@@ -35,21 +35,21 @@ def scalar_decay(
 
         S_t = a_t S_{t-1} + w_t k_t v_t^T,   y_t = scale × S_t^T q_t
 
-    and where `own_BTH` is given, y_t = scale × (a_t S_{t-1}^T q_t + o_t (q_t . k_t) v_t).
+    and with `own_BTH`, y_t = scale × (a_t S_{t-1}^T q_t + o_t (q_t . k_t) v_t).
 
     Args:
-        mixed_BTC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; K and V are multiples of
-            16, K at most 128. G divides H; head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1.
-        log_decay_BTH: log a_t, not positive; float32, as the weights and the memory are.
+        mixed_BTC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K and V are multiples of 16, K
+            at most 128. Head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1.
+        log_decay_BTH: log a_t <= 0; float32, as the weights and the memory.
         write_BTH: w_t; None for 1.
         own_BTH: o_t; None for w_t.
-        keep_memory: whether the last memory is wanted.
+        keep_memory: return the last memory.
 
     Returns:
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
 
     Raises:
-        UserError: a dtype that these kernels do not have.
+        UserError: a dtype that these kernels do not support.
     """
     if mixed_BTC.dtype not in DTYPES:
         raise UserError(
@@ -95,7 +95,7 @@ def _backward_outputs(
     lambda mixed, log_decay, write, own, memory, groups, keys, scale, *kept: _forward_outputs(
         ScalarDecay(mixed, log_decay, write, own, groups, keys, scale), *kept
     ),
-    # As the recurrence does it: 2KV a position and head for each of the outer product and S^T q.
+    # As the recurrence: 2KV per position and head for each of the outer product and S^T q.
     flops=lambda mixed, log_decay, write, own, memory, groups, keys, *_: (
         4 * mixed[0] * mixed[1] * keys * (mixed[2] - 2 * groups * keys)
     ),
@@ -112,8 +112,7 @@ def scalar_decay_forward(
     keep_memory: bool,
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the last memory, transposed, and the states before every chunk of every sequence and head. What is not kept is
-    empty."""
+    """Return y, the last memory, transposed, and the states before every chunk. Unwanted tensors are empty."""
     rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
     outputs = y_BTHV, last, states = _forward_outputs(rule, keep_memory, keep_states)
     forward(rule, contiguous(memory_BHVK), y_BTHV, last if keep_memory else None, states if keep_states else None)
@@ -141,8 +140,8 @@ def scalar_decay_backward(
     of_decay: bool,
     of_memory: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of mixed, of log decay, of both weights and of the first memory, transposed. Those of weights
-    that are None are empty, and without `of_decay` and `of_memory` those of the log decay and the memory."""
+    """Return gradients of mixed, log decay, both weights and the first memory, transposed; empty for weights that are
+    None, and without `of_decay` and `of_memory`."""
     rule = _rule(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, num_groups, key_width, scale)
     outputs = _backward_outputs(rule, of_decay, of_memory)
     *of_inputs, of_first = without_empty(*outputs)
@@ -157,7 +156,7 @@ def _gradient(ctx: Any, gradient: Tensor | None, last_gradient: Tensor | None, _
     *shape, keep_memory, _ = ctx.settings
     if gradient is None:
         gradient = mixed.new_zeros(*log_decay.shape, states.shape[-2])
-    # Decays that nothing learns, as a retention's, need no sums.
+    # Constant decays, as a retention's, need no sums.
     of_decay, of_memory = ctx.needs_input_grad[1], ctx.shapes[0] is not None
     last_gradient = last_gradient if keep_memory else None
     gradients = scalar_decay_backward(*saved, gradient, last_gradient, *shape, of_decay, of_memory)

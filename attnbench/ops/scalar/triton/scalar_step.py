@@ -1,5 +1,4 @@
-"""One position of linear attention with one decay a head: a single pass over the state, which is read, changed and
-written in place."""
+"""One position of linear attention with one decay per head: a single pass over the state, updated in place."""
 
 # Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -10,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 VALUES = 16
-"""Value channels of a program: so few that even one sequence of few heads has programs for a part of a large GPU."""
+"""Value channels per program: few enough that one sequence of few heads occupies part of a large GPU."""
 
 
 @torch.library.custom_op("attnbench::scalar_decay_step", mutates_args=("memory_BHKV",))
@@ -25,15 +24,15 @@ def scalar_decay_step(
     late_value_BHV: Tensor | None = None,
     late_BH: Tensor | None = None,
 ) -> Tensor:
-    """y of one position, (B, H, V) in the dtype of `mixed_BC`; `scalar_step` is its definition.
+    """Return y of one position, (B, H, V) in the dtype of `mixed_BC`; `scalar_step` is its definition.
 
     Args:
-        mixed_BC: query, key and value side by side, (GK | GK | HV), in bfloat16 or float32; see `scalar_decay`.
+        mixed_BC: packed query, key and value, (GK | GK | HV), see `scalar_decay`.
         write_BH: weight of the position; None for 1.
-        memory_BHKV: the state, float32 and contiguous, which becomes that after this position.
+        memory_BHKV: the state, float32 and contiguous, updated in place.
         scale: factor of the query.
-        late_key_BHK, late_value_BHV, late_BH: key, value and weight of a pair that is first added to the state, all
-            float32; None for no such pair.
+        late_key_BHK, late_value_BHV, late_BH: key, value and weight of a pair that is first added to the state,
+            float32; or None.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()

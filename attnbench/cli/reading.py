@@ -271,12 +271,12 @@ def _check_machine(settings: RunSettings) -> None:
     from attnbench.evals.base import Evaluation
     from attnbench.machine.device import resolve_device
     from attnbench.machine.precision import resolve_precision
-    from attnbench.model.building import build_meta, resolve_mixer
+    from attnbench.model.building import build_layers, resolve_mixer
 
     device_type = resolve_device(settings.device).type
     precision = resolve_precision(settings.train.precision, device_type)
     mixer = resolve_mixer(settings.mixer, settings.model, device_type=device_type, precision=precision)
-    build_meta(layers_of(mixer, settings.model.num_layers), settings.model, vocabulary_size=1)
+    build_layers(layers_of(mixer, settings.model.num_layers), settings.model)
     for evaluation in settings.evaluations:
         # An error of its constructor should not appear after hours of training.
         build(evaluation.target, evaluation.options, Evaluation, group=f"eval.{evaluation.name}")

@@ -4,9 +4,9 @@ import hashlib
 import inspect
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -56,22 +56,34 @@ def function_of(settings: MixerSettings) -> dict[str, Any]:
 
 
 def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabulary_size: int) -> LanguageModel:
-    """Build the model without memory for weights, to count parameters and to check settings."""
+    """Build the model without memory for weights, to count parameters."""
+    layers = build_layers(mixers, model)
+    with _sizes_checked(mixers), torch.device("meta"):
+        return LanguageModel(
+            layers,
+            vocabulary_size=vocabulary_size,
+            dim=model.dim,
+            feed_forward_width=model.feed_forward_width,
+            dropout=model.dropout or 0.0,
+        )
+
+
+def build_layers(mixers: Sequence[MixerSettings], model: ModelSettings) -> list[Mixer]:
+    """Build the mixers of all layers without memory for weights, to check their settings."""
     if len(mixers) != model.num_layers:
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
     layers, is_mixed = [], len({settings.name for settings in mixers}) > 1
+    with _sizes_checked(mixers), torch.device("meta"):
+        for layer, settings in enumerate(mixers):
+            with naming(settings.name) if is_mixed else nullcontext():
+                layers.append(build_layer(settings, model, layer))
+    return layers
+
+
+@contextmanager
+def _sizes_checked(mixers: Sequence[MixerSettings]) -> Iterator[None]:
     try:
-        with torch.device("meta"):
-            for layer, settings in enumerate(mixers):
-                with naming(settings.name) if is_mixed else nullcontext():
-                    layers.append(build_layer(settings, model, layer))
-            return LanguageModel(
-                layers,
-                vocabulary_size=vocabulary_size,
-                dim=model.dim,
-                feed_forward_width=model.feed_forward_width,
-                dropout=model.dropout or 0.0,
-            )
+        yield
     except (RuntimeError, OverflowError) as error:
         # Of a negative or huge size.
         raise UserError(f"attn={mixers[0].name}: its settings make no tensor ({str(error).splitlines()[0]})") from error

@@ -55,6 +55,12 @@ class Block(nn.Module):
         mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
         return self.feed(x_BD + mixed_BD), state
 
+    def forward_flops(self, length: int) -> int | None:
+        """See `LanguageModel.forward_flops`."""
+        of_mixing = self.mixer.mixing_flops(length)
+        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1)
+        return None if of_mixing is None else 2 * matrices * length + of_mixing
+
     def feed(self, x: Tensor) -> Tensor:
         """Return x + feed_forward(norm(x)), or x without feed-forward."""
         if self.feed_forward is None or self.feed_forward_norm is None:
@@ -201,11 +207,9 @@ class LanguageModel(nn.Module):
         Args:
             num_logits: positions at which logits are read; None: all.
         """
-        of_logits = self.embedding.weight.numel()
-        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1) - of_logits
-        products = matrices * length + of_logits * (length if num_logits is None else num_logits)
-        of_mixing = [block.mixer.mixing_flops(length) for block in self.layers]
-        return None if None in of_mixing else 2 * products + sum(filter(None, of_mixing))
+        of_blocks = [block.forward_flops(length) for block in self.layers]
+        of_logits = 2 * self.embedding.weight.numel() * (length if num_logits is None else num_logits)
+        return None if None in of_blocks else of_logits + sum(filter(None, of_blocks))
 
     def undecayed(self) -> set[str]:
         undecayed = ((name, getattr(module, "no_weight_decay", ())) for name, module in self.named_modules())

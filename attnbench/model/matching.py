@@ -7,14 +7,14 @@ Gated DeltaNet's state.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
-from attnbench.model.building import build_layer, build_meta, resolve_mixer
-from attnbench.model.language_model import LanguageModel
+from attnbench.model.building import build_layer, build_layers, build_meta, resolve_mixer
+from attnbench.model.language_model import Block, LanguageModel
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
@@ -114,55 +114,82 @@ def match_model(
         num_logits: positions of a sequence at which logits are read; None: all.
         precision: of the training, for `state_bytes`.
     """
-
-    def built(width: int, layers: Sequence[MixerSettings], model: ModelSettings = model) -> LanguageModel:
-        settings = replace(model, feed_forward_width=width, num_layers=len(layers))
-        return build_meta(layers, settings, vocabulary_size=vocabulary_size)
-
-    def flops(candidate: LanguageModel) -> float | None:
-        of_sequence = candidate.forward_flops(seq_len, num_logits)
-        return None if of_sequence is None else of_sequence / seq_len
-
-    def counted_flops(candidate: LanguageModel) -> float:
-        if (found := flops(candidate)) is None:
-            names = ", ".join(dict.fromkeys(mixer.name for mixer in mixers))
-            raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
-        return found
-
     if match_by == "layers" and match not in ("params", "flops"):
         raise UserError(f"match_by=layers: match={match} leaves the number of layers as it is; match=params or flops")
     if match_by == "layers" and any(mixer != mixers[0] for mixer in mixers):
         raise UserError(
             "match_by=layers: the layers' mixers differ, and which to add nobody says; match_by=feed_forward"
         )
-    # Softmax's counts do not depend on heads; one head fits every width.
-    one_head = replace(model, head_width=model.dim)
-    reference = built(model.feed_forward_width, [REFERENCE] * model.num_layers, one_head)
-    width, mismatch, layers, values = model.feed_forward_width, None, list(mixers), []
+
+    def built(layers: Sequence[MixerSettings]) -> LanguageModel:
+        return build_meta(layers, replace(model, num_layers=len(layers)), vocabulary_size=vocabulary_size)
+
+    def measure(candidate: LanguageModel, width: int = model.feed_forward_width) -> float:
+        size = _size(candidate, width, seq_len, num_logits)
+        if match != "flops":
+            return size.parameters
+        if size.flops_per_token is None:
+            names = ", ".join(dict.fromkeys(mixer.name for mixer in mixers))
+            raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
+        return size.flops_per_token
+
+    reference = _reference_size(model, vocabulary_size, seq_len, num_logits)
+    assert reference.flops_per_token is not None, "softmax counts its operations"
+    target = reference.flops_per_token if match == "flops" else reference.parameters
+    width = model.feed_forward_width
+    layers, mismatch, values = list(mixers), None, []
     if match == "state":
         layers, mismatch, values = _match_states(mixers, model)
-    measure = counted_flops if match == "flops" else LanguageModel.num_parameters
     if match_by == "layers":
-        number = solve_layers(lambda number: measure(built(width, layers[:1] * number)), measure(reference), match)
-        layers = layers[:1] * number
-    elif match in ("params", "flops") and width:
-        width = solve_width(lambda candidate: measure(built(candidate, mixers)), measure(reference), match)
-    chosen = built(width, layers)
+        layers = layers[:1] * solve_layers(lambda number: measure(built(layers[:1] * number)), target, match)
+    chosen = built(layers)
+    if match_by == "feed_forward" and match in ("params", "flops") and width:
+        width = solve_width(lambda candidate: measure(chosen, candidate), target, match)
+    size = _size(chosen, width, seq_len, num_logits)
     return Matched(
         mixers=layers,
         model=replace(model, feed_forward_width=width, num_layers=len(layers)),
         match=match if match == "state" or match_by == "layers" or model.feed_forward_width else "none",
-        parameters=chosen.num_parameters(),
-        reference_parameters=reference.num_parameters(),
+        parameters=size.parameters,
+        reference_parameters=reference.parameters,
         num_branches=chosen.num_branches,
-        flops_per_token=flops(chosen),
-        reference_flops_per_token=counted_flops(reference),
+        flops_per_token=size.flops_per_token,
+        reference_flops_per_token=reference.flops_per_token,
         state_bytes=_state_bytes(chosen, seq_len, precision),
         seq_len=seq_len,
         precision=precision,
         state_mismatch=mismatch,
         state_settings=values,
     )
+
+
+class Size(NamedTuple):
+    parameters: int
+    flops_per_token: float | None
+    """None if a mixer does not count its operations."""
+
+
+def _size(model: LanguageModel, width: int, seq_len: int, num_logits: int | None) -> Size:
+    """Count a model as if its feed-forwards had this width, in which all their weights are linear."""
+    of_feed_forwards = [block.feed_forward for block in model.layers if block.feed_forward is not None]
+    weights = sum(parameter.numel() for part in of_feed_forwards for parameter in part.parameters())
+    added = weights * width // max(1, model.feed_forward_width) - weights
+    flops = model.forward_flops(seq_len, num_logits)
+    return Size(model.num_parameters() + added, None if flops is None else (flops + 2 * added * seq_len) / seq_len)
+
+
+def _reference_size(model: ModelSettings, vocabulary_size: int, seq_len: int, num_logits: int | None) -> Size:
+    """Count the same model with softmax attention, of which one block is built."""
+    # Softmax's counts do not depend on heads; one head fits every width.
+    [mixer] = build_layers([REFERENCE], replace(model, head_width=model.dim, num_layers=1))
+    with torch.device("meta"):
+        block = Block(mixer, model.dim, model.feed_forward_width, dropout=0.0)
+    of_logits = vocabulary_size * model.dim
+    flops = model.num_layers * (block.forward_flops(seq_len) or 0)
+    flops += 2 * of_logits * (seq_len if num_logits is None else num_logits)
+    of_block = sum(parameter.numel() for parameter in block.parameters())
+    # With the weights of the last norm.
+    return Size(of_logits + model.dim + model.num_layers * of_block, flops / seq_len)
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:

@@ -3,10 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, normal
+from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, in_parts, normal
 from torch import Tensor
 
-from attnbench.mixers.flash import Flash
 from attnbench.ops.attention.triton import flash_launch
 from attnbench.ops.attention.triton.flash_op import flash_attention, packed_flash_attention
 from attnbench.ops.common.triton.launching import is_roomy
@@ -41,13 +40,6 @@ def plain_packed(packed: Tensor, angles: Tensor | None, heads: int, groups: int,
     if angles is not None:
         query, key = rotate(query, angles), rotate(key, angles)
     return plain(query, key, value, True, window).flatten(2)
-
-
-def in_parts(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    """Has every walk split, into parts that hold no number until one is written."""
-    of_parts = flash_launch.of_parts
-    monkeypatch.setattr(flash_launch, "splits_for", lambda *_: splits)
-    monkeypatch.setattr(flash_launch, "of_parts", lambda *arguments: of_parts(*arguments).fill_(torch.nan))
 
 
 def check_attention(queries: int, keys: int, heads: int, groups: int, width: int, dtype: torch.dtype, **options):
@@ -258,36 +250,6 @@ def test_vmap_folds_the_stack_into_the_batch(packed: bool) -> None:
         return flash_attention(query[:, :, :2], key[:, :, 2:3], query[:, :, 3:], causal=True)
 
     assert_stacked(mix, (x, x[0].detach()), (0, None))
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"num_key_value_heads": 1, "conv_size": 4}, {"qk_norm": True}, {"rotary_theta": None, "window": 9}]
-)
-def test_the_mixer_trains_and_reads_on_through_it(options) -> None:
-    """Whole, in pieces and by single steps; compiled as one graph, and stacked under vmap."""
-    mixer = Flash(dim=32, head_width=16, backend="triton", **options).to(DEVICE)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in mixer.parameters():
-        parameter.data = (0.4 * torch.randn(parameter.shape, generator=generator)).to(DEVICE)
-    x = inputs(2, 37, 32, dtype=torch.float32, seed=0)
-    actual, expected = mixer(x)[0], mixer.reference(x)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    for loss in (actual.square().mean(), expected.square().mean()):
-        loss.backward(inputs=list(mixer.parameters()))
-    own = {name: parameter.grad for name, parameter in mixer.named_parameters()}
-    mixer.zero_grad()
-    torch.compiler.reset()
-    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
-    (2 * compiled(x)[0].square().mean()).backward(inputs=list(mixer.parameters()))
-    for name, parameter in mixer.named_parameters():
-        # What both left in turn is twice what one leaves.
-        torch.testing.assert_close(parameter.grad, own[name], rtol=1e-3, atol=1e-4, msg=name)
-    with torch.no_grad():
-        state, pieces = mixer.init_state(2, 37, torch.float32), []
-        for piece in x.split((5, 1, 20, 11), dim=1):
-            y, state = mixer(piece, state)
-            pieces.append(y)
-        torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_does_not_fit_is_refused() -> None:

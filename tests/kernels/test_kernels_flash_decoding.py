@@ -10,8 +10,6 @@ from attnbench.bench.operators.decoding import measure_steps
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.operators.steps import CacheShape
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.mixers.flash import Flash
-from attnbench.ops.attention.triton import flash_decoding as kernels
 from attnbench.ops.attention.triton.flash_decoding import flash_decoding, splits_for
 
 # The interpreter has no products in bfloat16.
@@ -118,36 +116,6 @@ def test_splits_change_no_more_than_rounding():
 )
 def test_splits_fill_the_device_as_far_as_there_are_keys(num_keys, num_sequences, splits):
     assert splits_for(num_keys, num_sequences, 132, 64) == splits
-
-
-@pytest.mark.parametrize("key_value_heads", [None, 1])
-@pytest.mark.parametrize("window", [None, 9])
-def test_the_mixer_decodes_with_it(window, key_value_heads, monkeypatch):
-    """Steps behind a prefill are the whole, and run through this kernel."""
-    calls = []
-
-    def counted(*arguments, **options):
-        calls.append(options)
-        return flash_decoding(*arguments, **options)
-
-    monkeypatch.setattr(kernels, "flash_decoding", counted)
-    mixer = Flash(
-        dim=64, head_width=32, num_key_value_heads=key_value_heads, backend="triton", window=window, conv_size=3
-    )
-    generator = torch.Generator().manual_seed(0)
-    for parameter in mixer.parameters():
-        torch.nn.init.normal_(parameter, std=0.2, generator=generator)
-    mixer.to(DEVICE)
-    x_BTD = normal(2, 40, 64, seed=3)
-    with torch.no_grad():
-        first_BTD, state = mixer(x_BTD[:, :30], mixer.init_state(2, 45, torch.float32))
-        pieces = [first_BTD]
-        for position in range(30, 40):
-            y_BD, state = mixer.step(x_BTD[:, position], state)
-            pieces.append(y_BD[:, None])
-        assert_near(torch.cat(pieces, dim=1), mixer(x_BTD)[0], 1e-4)
-    assert len(calls) == 10
-    assert all(options == {"window": window} for options in calls)
 
 
 @pytest.mark.parametrize("name", ["triton_whole", "triton_split"])

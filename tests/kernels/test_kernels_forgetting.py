@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, interpreted, normal
-from mixer_building import build
+from kernel_checks import DEVICE, assert_definition, assert_near, assert_stacked, in_parts, interpreted, normal
 from torch import Tensor
 
 from attnbench.ops.attention.forgetting_attention import forgetting_bias
 from attnbench.ops.attention.softmax_attention import materialised
-from attnbench.ops.attention.triton import flash_launch
 from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget
 from attnbench.ops.attention.triton.flash_decoding import forgetting_decoding
 from attnbench.ops.attention.triton.flash_op import flash_attention
@@ -50,12 +48,6 @@ def definition(query: Tensor, key: Tensor, value: Tensor, log_forget: Tensor) ->
     return materialised(query, key, value, None, forgetting_bias(log_forget))
 
 
-def in_parts(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    of_parts = flash_launch.of_parts
-    monkeypatch.setattr(flash_launch, "splits_for", lambda *_: splits)
-    monkeypatch.setattr(flash_launch, "of_parts", lambda *arguments: of_parts(*arguments).fill_(torch.nan))
-
-
 def check(length: int, forgetting: str, dtype: torch.dtype, heads: int = 2, groups: int = 1, width: int = 16) -> None:
     assert_definition(attend, definition, inputs(length, heads, groups, width, dtype, forgetting), TOLERANCE[dtype])
 
@@ -68,14 +60,6 @@ def check(length: int, forgetting: str, dtype: torch.dtype, heads: int = 2, grou
 )
 def test_attention_that_forgets_is_that_of_float64(length, forgetting) -> None:
     check(length, forgetting, torch.float32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("forgetting", LOG_FORGET)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_at_every_length_gate_and_dtype(length, forgetting, dtype) -> None:
-    check(length, forgetting, dtype)
 
 
 @pytest.mark.parametrize("forgetting", ["slowly", "at once"])
@@ -223,34 +207,3 @@ def test_decoding_keeps_torchs_rules_and_refuses_what_does_not_fit() -> None:
         forgetting_decoding(query, key, value, log_forget, bias[..., :1], at)
     with pytest.raises(ValueError, match="heads and positions of bias"):
         forgetting_decoding(query, key, value, log_forget, bias.mT.contiguous().mT, at)
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("name", "options"), [("fox", {}), ("fox", {"num_key_value_heads": 1, "conv_size": 4}), ("window", {"window": 9})]
-)
-def test_the_mixer_trains_and_reads_on_through_it(name, options) -> None:
-    """Whole, in pieces and by single steps, as its other backend does; compiled as one graph."""
-    mixer = build(name, backend="triton", dim=32, head_width=16, **options)
-    assert mixer.backend == "triton"
-    x = normal(2, 37, 32).requires_grad_()
-    actual, expected = mixer(x)[0], mixer.reference(x)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    own = torch.autograd.grad(actual.square().mean(), list(mixer.parameters()))
-    others = torch.autograd.grad(expected.square().mean(), list(mixer.parameters()))
-    torch.compiler.reset()
-    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
-    again = torch.autograd.grad(compiled(x)[0].square().mean(), list(mixer.parameters()))
-    for one, two, other in zip(own, again, others, strict=True):
-        assert_near(one, other, 1e-4, smallest=1e-3)
-        assert_near(two, other, 1e-4, smallest=1e-3)
-    with torch.no_grad():
-        state, pieces = mixer.init_state(2, 37, torch.float32), []
-        for piece in x.split((5, 1, 20, 1, 1, 9), dim=1):
-            if piece.shape[1] == 1:
-                y, state = mixer.step(piece[:, 0], state)
-                pieces.append(y[:, None])
-            else:
-                y, state = mixer(piece, state)
-                pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-4, atol=1e-4)

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from kernel_checks import DEVICE, assert_definition, assert_stacked, interpreted, normal
-from mixer_building import assert_near as assert_near_everywhere
-from mixer_building import build, check_against_definition, check_compiles_and_stacks, example_input
+from kernel_checks import DEVICE, assert_definition, assert_stacked, normal
 from torch import Tensor
 
-from attnbench.mixers.definition import in_pieces
 from attnbench.ops.layers.rotary import rotate, rotation
 from attnbench.ops.linear.triton import linear_op as kernels
 from attnbench.ops.linear.triton.linear_op import linear_attention, mix
@@ -192,29 +189,6 @@ def test_a_gradient_through_states_is_refused():
 def test_what_has_no_kernel_is_refused(width, dtype):
     with pytest.raises(ValueError, match="no kernel"):
         linear_attention(normal(1, 5, 6 * width, dtype=dtype), None, None, 2, "elu", EPS)
-
-
-OPTIONS = ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True}, {"conv_size": 4})
-OPTIONS += (
-    {"rotary_theta": 100.0},
-    {"rotary_theta": 100.0, "qk_norm": True, "feature_map": "softmax"},
-    {"output_norm": True, "output_gate": "sigmoid"},
-)
-
-
-@interpreted
-@pytest.mark.parametrize("options", OPTIONS)
-def test_the_mixer_by_kernel_is_its_definition_in_pieces_too(options):
-    mixer, x = build("linear", backend="triton", **options), example_input(2, 70)
-    check_against_definition(mixer, 70)
-    with torch.no_grad():
-        assert_near_everywhere(in_pieces(mixer, x, (33, 1, 36)), mixer(x)[0], 2e-5)
-
-
-@interpreted
-def test_the_mixer_by_kernel_compiles_without_a_break_and_stacks():
-    check_compiles_and_stacks(build("linear", backend="triton"))
-    check_compiles_and_stacks(build("linear", backend="triton", rotary_theta=100.0))
 
 
 def test_a_query_keeps_its_gradient_where_later_features_are_a_million_times_larger():

@@ -36,15 +36,6 @@ def test_flash_has_the_parameters_of_softmax() -> None:
 
 
 @pytest.mark.parametrize("cls", [Softmax, Flash])
-def test_a_state_takes_no_more_than_it_was_made_for(cls) -> None:
-    mixer = made(cls)
-    _, state = mixer(inputs(1, 3, DIM), mixer.init_state(1, 4, torch.float64))
-    with pytest.raises(ValueError, match="position 5 is past the 4"):
-        mixer(inputs(1, 2, DIM), state)
-    assert int(state.position) == 3
-
-
-@pytest.mark.parametrize("cls", [Softmax, Flash])
 def test_rotary_scores_depend_on_distance_alone(cls) -> None:
     """All positions moved by 100 turn every query and key, and change nothing (the angles are in float32)."""
     mixer, x = made(cls), inputs(1, 6, DIM)

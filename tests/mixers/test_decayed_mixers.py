@@ -5,14 +5,12 @@ import math
 import pytest
 import torch
 from library_forms import naive_form
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, half_lives, read
+from mixer_building import DIM, HEAD_WIDTH, assert_near, build, example_input, half_lives
 from torch import nn
 
 from attnbench.mixers.mamba3 import Mamba3
 from attnbench.mixers.shell import RecurrentMixer
 from attnbench.settings.errors import UserError
-
-MIXERS = ("retnet", "simple_gla", "mamba2", "mlstm", "mamba3")
 
 
 def built(name: str, **options: object) -> RecurrentMixer:
@@ -67,43 +65,10 @@ def test_heads_of_mamba_2_fill_twice_the_models_width():
         build("mamba2", state_width=31, rotary_theta=100.0)
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_the_librarys_kernel_needs_cuda(name):
-    with pytest.raises(UserError, match=r"attn\.backend=fla.*needs CUDA.*backend=torch"):
-        read(name)[0].choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
-
-
-@pytest.mark.parametrize(
-    ("device_type", "width", "chosen"), [("cuda", 32, "triton"), ("cuda", 40, "torch"), ("cpu", 32, "torch")]
-)
-@pytest.mark.parametrize("name", MIXERS)
-def test_auto_is_triton_where_our_kernels_run(name, device_type, width, chosen):
-    mixer_class, options = read(name)
-    options |= {"head_width": width} | ({"state_width": width} if "state_width" in options else {})
-    assert mixer_class.choose_backend(options, device_type=device_type, precision="bfloat16") == chosen
-
-
 def test_widths_that_our_kernels_do_not_have_are_refused(monkeypatch):
     monkeypatch.setattr("attnbench.ops.common.backends.require_triton", lambda *_: None)
     with pytest.raises(UserError, match=r"attn\.backend=triton.*multiple of 16, not 40 and 32.*backend=torch"):
         build("mamba2", backend="triton", state_width=40, head_width=32)
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_state_choices_change_the_state_that_counts(name):
-    mixer_class, options = read(name)
-    choices = mixer_class.state_choices(options, dim=DIM, head_width=HEAD_WIDTH)
-    sizes = [build(name, **choice).init_state(1, 8, torch.float32).memory_BHKV.numel() for choice in choices]
-    assert len(sizes) > 8
-    assert sizes == sorted(set(sizes))
-    changed = {key for choice in choices for key in choice}
-    assert len(changed) == 1
-    assert changed <= options.keys()
-
-
-def test_values_of_a_broken_number_of_channels_are_refused():
-    with pytest.raises(UserError, match=r"attn\.value_expansion=1\.3: times head_width=32"):
-        build("retnet", value_expansion=1.3)
 
 
 def test_mamba_3_is_its_papers_trapezoid():

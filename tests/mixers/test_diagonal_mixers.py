@@ -13,7 +13,6 @@ from mixer_building import (
     check_against_definition,
     example_input,
     half_lives,
-    read,
 )
 from torch import Tensor
 
@@ -161,19 +160,6 @@ def test_strong_decays_are_refused_by_no_mixer_and_lose_no_gradient():
     check_against_definition(mixer, 133)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_settings_that_cannot_be_are_refused(name):
-    with pytest.raises(UserError, match=r"attn\.value_expansion=1\.3"):
-        build(name, value_expansion=1.3)
-    with pytest.raises(UserError, match=r"attn\.decay_init=never: must be one of spread, paper"):
-        build(name, decay_init="never")
-    with pytest.raises(UserError, match=r"needs CUDA.*backend=torch"):
-        build(name, backend="fla")
-    if name != "hgrn2":
-        with pytest.raises(UserError, match=r"attn\.decay_rank=0: must be at least 1"):
-            build(name, decay_rank=0)
-
-
 def test_heads_that_are_too_wide_for_the_librarys_delta_rule_are_refused(monkeypatch):
     monkeypatch.setattr("attnbench.ops.common.backends.require_gated_fla", lambda setting, device_type: None)
     asked = {"backend": "fla", "head_width": 2 * kda.WIDEST_FLA}
@@ -181,13 +167,3 @@ def test_heads_that_are_too_wide_for_the_librarys_delta_rule_are_refused(monkeyp
         with pytest.raises(UserError, match=r"up to 256 key channels, not head_width=512; choose attn.backend=torch"):
             mixer_class.choose_backend(asked, device_type="cuda", precision="bfloat16")
     assert RWKV7.choose_backend(asked, device_type="cuda", precision="bfloat16") == "fla"
-
-
-@pytest.mark.parametrize(
-    ("device_type", "width", "chosen"), [("cuda", 64, "triton"), ("cuda", 48, "torch"), ("cpu", 64, "torch")]
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_auto_is_triton_where_our_kernels_run(name, device_type, width, chosen):
-    mixer_class, options = read(name)
-    options |= {"head_width": width}
-    assert mixer_class.choose_backend(options, device_type=device_type, precision="bfloat16") == chosen

@@ -68,12 +68,3 @@ def test_only_the_rotary_channels_are_turned() -> None:
 def test_refused_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build("mla", **options)
-
-
-def test_a_state_takes_no_more_than_it_was_made_for() -> None:
-    mixer: Any = build("mla", dtype=torch.float64)
-    x = example_input(1, 3, dtype=torch.float64)
-    _, state = mixer(x, mixer.init_state(1, 4, torch.float64))
-    with pytest.raises(ValueError, match="position 6 is past the 4"):
-        mixer(x, state)
-    assert int(state.position) == 3

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mixer_building import DIM, HEAD_WIDTH, assert_near, build, check_against_definition, example_input
+from mixer_building import HEAD_WIDTH, assert_near, build, check_against_definition, example_input
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -10,7 +10,6 @@ from attnbench.mixers.gated_deltanet import GatedDeltaNet
 from attnbench.mixers.linear import LinearAttention
 from attnbench.ops.common.fla import refuse_miscompiled_gates
 from attnbench.ops.common.scan import affine_scan
-from attnbench.ops.delta.delta_rule import DELTA_RULE, chunked_gated_delta_rule
 from attnbench.ops.linear.linear_attention import feature
 from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.errors import UserError
@@ -81,33 +80,6 @@ def test_a_head_that_forgets_everything_keeps_the_digits_of_the_rest():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
 
 
-@pytest.mark.parametrize("num_positions", [1, 16, 64, 200])
-def test_chunk_size_changes_nothing(num_positions):
-    inputs = rule_inputs(length=133)
-    memory = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected, expected_memory = DELTA_RULE.define(*inputs, memory)
-    actual, last_memory = chunked_gated_delta_rule(*inputs, memory, num_positions)
-    assert_near(actual, expected, 1e-10)
-    assert last_memory is not None
-    assert_near(last_memory, expected_memory, 1e-10)
-
-
-def test_same_key_again_replaces_its_value():
-    """Without decay and with beta 1, reading a key that was written twice gives the second value."""
-    key = nn.functional.normalize(torch.ones(1, 2, 1, 8), dim=-1)
-    value = torch.tensor([1.0, 5.0]).view(1, 2, 1, 1).expand(1, 2, 1, 3)
-    y, _ = chunked_gated_delta_rule(key, key, value, torch.zeros(1, 2, 1), torch.ones(1, 2, 1), None, 64)
-    torch.testing.assert_close(y, value)
-
-
-def rule_inputs(length: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(2, length, 3, 8, dtype=torch.float64, generator=generator) for _ in range(2))
-    value = torch.randn(2, length, 3, 12, dtype=torch.float64, generator=generator)
-    log_decay, beta = (torch.rand(2, length, 3, dtype=torch.float64, generator=generator) for _ in range(2))
-    return [query, nn.functional.normalize(key, dim=-1), value, -log_decay, 2 * beta]
-
-
 def scan_inputs(num_chunks: int = 4, *, addition: bool = True) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"decay": (2,), "read": (2, 4, 3), "key": (2, 4, 3), "write": (2, 4, 5), "addition": (2, 3, 5)}
@@ -121,30 +93,6 @@ def scan_inputs(num_chunks: int = 4, *, addition: bool = True) -> list[Tensor | 
 
 
 both_ways = pytest.mark.parametrize("reverse", [False, True])
-with_addition = pytest.mark.parametrize("addition", [False, True])
-
-
-@both_ways
-@with_addition
-def test_scan_is_its_recurrence(reverse, addition):
-    decay, read, key, write, add, state = scan_inputs(addition=addition)
-    states, changes = affine_scan(decay, read, key, write, add, state, reverse)
-    torch.testing.assert_close(states[-1 if reverse else 0], state)
-    for n in reversed(range(4)) if reverse else range(4):
-        change = write[n] + read[n] @ state
-        state = decay[n, :, None, None] * state + key[n].mT @ change + (add[n] if addition else 0)
-        torch.testing.assert_close(changes[n], change)
-        torch.testing.assert_close(states[n if reverse else n + 1], state)
-
-
-@both_ways
-@with_addition
-def test_scan_gradients(reverse, addition):
-    def scan(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        return affine_scan(*inputs, reverse)
-
-    assert torch.autograd.gradcheck(scan, scan_inputs(3, addition=addition))
-    assert torch.autograd.gradgradcheck(scan, scan_inputs(2, addition=addition))
 
 
 @both_ways
@@ -154,7 +102,7 @@ def test_scan_is_a_proper_operator(num_chunks, reverse):
 
 
 @both_ways
-@pytest.mark.parametrize("unmapped", [None, 0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("unmapped", [None, 0, 5])
 def test_scan_under_vmap(reverse, unmapped):
     inputs = [torch.stack([x, 2 * x, x + 1], dim=-1).detach() for x in scan_inputs()]
     in_dims: list[int | None] = [-1] * 6
@@ -171,12 +119,6 @@ def test_scan_reports_its_flops():
     with FlopCounterMode(display=False) as counter:
         affine_scan(*scan_inputs())
     assert counter.get_total_flops() == 4 * 2 * (2 * 4 * 3 * 5) * 2
-
-
-@pytest.mark.parametrize("mixer_class", [LinearAttention, GatedDeltaNet])
-def test_fla_needs_cuda(mixer_class):
-    with pytest.raises(UserError, match=r"needs CUDA.*backend=torch"):
-        mixer_class.choose_backend({"backend": "fla"}, device_type="cpu", precision="float32")
 
 
 def test_linear_attention_by_our_kernel_is_refused_where_it_cannot_run(monkeypatch):
@@ -229,16 +171,6 @@ def test_miscompiled_gates_are_refused_on_hopper_alone_and_of_these_tritons_alon
         refuse_miscompiled_gates("attn.backend=fla", (9, 0), wrong)
     refuse_miscompiled_gates("attn.backend=fla", (8, 0), wrong)
     refuse_miscompiled_gates("attn.backend=fla", (9, 0), right)
-
-
-def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(UserError, match=r"value_expansion=1\.3"):
-        build("gated_deltanet", value_expansion=1.3)
-    with pytest.raises(UserError, match=r"feature_map=cosine.*elu"):
-        build("linear", feature_map="cosine")
-    with pytest.raises(UserError, match="head_width=48"):
-        build("linear", head_width=48)
-    assert DIM % 48
 
 
 @pytest.mark.parametrize("name", ["elu", "relu", "softmax"])

@@ -10,7 +10,7 @@ from library_forms import naive_form
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.ops.delta.delta_rule import DELTA_RULE, gated_delta_rule
+from attnbench.ops.delta.delta_rule import DELTA_RULE, chunked_gated_delta_rule, gated_delta_rule
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 DECAYS = ("0", "-0.01", "-5", "mixed")
@@ -61,6 +61,12 @@ def test_chunks_in_other_precisions(length, num_steps, decay, dtype, tolerance):
         # Where b is 2 a memory that does not decay never forgets its rounding.
         tensors[4] = (tensors[4].detach() / 2).requires_grad_()
     assert_definition(chunked, DELTA_RULE.define, tensors, tolerance)
+
+
+@pytest.mark.parametrize("num_positions", [1, 16, 200])
+def test_chunks_of_any_size_are_the_definition(num_positions):
+    form = partial(chunked_gated_delta_rule, num_positions=num_positions)
+    assert_definition(form, DELTA_RULE.define, inputs(133, "mixed"), 1e-10)
 
 
 @pytest.mark.parametrize("num_steps", [2, 3])

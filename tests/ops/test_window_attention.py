@@ -12,7 +12,7 @@ from attnbench.mixers.base import state_bytes
 from attnbench.mixers.definition import in_pieces
 from attnbench.mixers.window import Window
 from attnbench.ops.attention.softmax_attention import definition
-from attnbench.ops.attention.window_attention import choose_beside_torch, in_blocks
+from attnbench.ops.attention.window_attention import in_blocks
 from attnbench.settings.errors import UserError
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
@@ -108,9 +108,3 @@ def test_chooses_a_backend_that_has_a_window_or_refuses(options, device_type: st
         return
     with pytest.raises(UserError, match=chosen):
         choose()
-
-
-def test_refuses_a_window_below_one() -> None:
-    with pytest.raises(UserError, match=r"^attn\.window=0: must be at least 1$"):
-        build("window", window=0)
-    assert choose_beside_torch("auto", window=3, head_width=None, device_type="cpu", precision="bfloat16") == "torch"

@@ -80,6 +80,30 @@ def assert_stacked(
         assert_near(own, other, tolerance)
 
 
+def in_parts(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    """Split every walk of our FlashAttention, into parts that hold no number until one is written."""
+    # Triton, which it loads, need not be there for other tests.
+    from attnbench.ops.attention.triton import flash_launch
+
+    of_parts = flash_launch.of_parts
+    monkeypatch.setattr(flash_launch, "splits_for", lambda *_: splits)
+    monkeypatch.setattr(flash_launch, "of_parts", lambda *arguments: of_parts(*arguments).fill_(torch.nan))
+
+
+def assert_same_bits(operator: Callable[[], Sequence[Tensor]], tensors: Sequence[Tensor]) -> None:
+    """Hold that three calls on a GPU give finite outputs and gradients of the same bits."""
+    results = []
+    for _ in range(3):
+        # What a kernel leaves unwritten is then not what the run before left there.
+        torch.full((2**28,), torch.nan, device="cuda")
+        y, last = operator()
+        results.append([y, last, *torch.autograd.grad(y.float().square().sum() + last.sum(), tensors)])
+    for again in results:
+        for first, second in zip(results[0], again, strict=True):
+            assert first.isfinite().all()
+            assert torch.equal(first, second)
+
+
 def patch_language_once() -> None:
     """Triton's interpreter puts its own functions in the place of triton.language's at each call of a function within
     a kernel, again and again, which is a third of its time: from here on only where they are not in place."""

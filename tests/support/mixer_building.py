@@ -22,7 +22,6 @@ from attnbench.settings.errors import one_line
 CONF = Path(__file__).parents[2] / "conf" / "attn"
 DIM, HEAD_WIDTH = 64, 32
 CASE = Case(name="", head_width=HEAD_WIDTH)
-FROM_MODEL = {"dim", "head_width", "layer", "num_layers"}
 
 
 def mixer_names() -> list[str]:

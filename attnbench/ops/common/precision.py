@@ -1,5 +1,8 @@
 """Precision of accumulations."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,3 +15,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32, or unchanged in float64."""
     return x.to(accumulation_dtype(x.dtype))
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Disable autocast. If it is off anyway, enter nothing: traces that leave its context cannot be cached."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()

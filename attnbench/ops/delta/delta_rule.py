@@ -9,7 +9,6 @@ and decay. The memory decays before the first of the n and is read after the las
 queries and log decays are 0.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.ops.common.backends import Backends
-from attnbench.ops.common.precision import at_least_float32
+from attnbench.ops.common.precision import at_least_float32, without_autocast
 from attnbench.ops.common.recurrence import Recurrence, outer, read
-from attnbench.ops.common.scan import affine_scan, chunks_of
+from attnbench.ops.common.scan import chunk_size, chunks_of, positions_of, scan_chunks
 
 KEY_WIDTHS = (16, 32, 64, 128)
 """Key channels per head that our kernels support in every precision."""
@@ -147,12 +146,6 @@ def packed_gated_delta_rule(
     return _after_each_last(mixed_BSHV, num_steps), last_memory
 
 
-def chunk_size(device_type: str) -> int:
-    """Return the positions per chunk of the torch form: the fastest size, which does not change the result. A GPU's
-    matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves."""
-    return 32 if device_type == "cpu" else 64
-
-
 def chunked_gated_delta_rule(
     query_BTHK: Tensor,
     key_BTHK: Tensor,
@@ -181,10 +174,7 @@ def chunked_gated_delta_rule(
         num_positions: per chunk, see `chunk_size`.
     """
     batch, length, heads, _ = query_BTHK.shape
-    device_type = query_BTHK.device.type
-    # Autocast would undo the choice of dtypes below. Not entered needlessly, because it makes traces uncacheable.
-    is_autocast = torch.is_autocast_enabled(device_type)
-    with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
+    with without_autocast(query_BTHK.device.type):
         inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
         # Padding is zero and so changes no state.
         query, key, value, log_decay, beta = (chunks_of(x, min(num_positions, length)) for x in inputs)
@@ -192,11 +182,12 @@ def chunked_gated_delta_rule(
         if memory_BHKV is None:
             memory_BHKV = cumulative.new_zeros(batch, heads, key.shape[-1], value.shape[-1])
         read, write, weight = _within_chunks(query, key, value, cumulative, beta)
-        state, change, last = _across_chunks(key, read, write, cumulative, memory_BHKV.flatten(0, 1))
+        remaining = key * (cumulative[:, -1:] - cumulative).exp().to(key.dtype)[..., None]
+        initial_XKV = memory_BHKV.flatten(0, 1)
+        state, change, last = scan_chunks(cumulative[:, -1].exp(), read, remaining, write, None, initial_XKV)
         decayed = query * cumulative.exp().to(query.dtype)[..., None]
-        mixed = torch.baddbmm(decayed @ state.to(query.dtype), weight, change)
-    mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-    return mixed[:, :length], last.unflatten(0, (batch, heads))
+        mixed = torch.baddbmm(decayed @ state, weight, change)
+    return positions_of(mixed, batch, length, heads), last.unflatten(0, (batch, heads))
 
 
 def _within_chunks(
@@ -214,20 +205,6 @@ def _within_chunks(
     read = (inverse * -cumulative.exp()[:, None, :]).to(dtype) @ key
     weight = ((query @ key.mT) * decay).to(dtype)
     return read, inverse.to(dtype) @ value, weight
-
-
-def _across_chunks(
-    key: Tensor, read: Tensor, write: Tensor, cumulative: Tensor, initial_XKV: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state before every chunk, the additions of its positions, and the last state, from (N × X, positions,
-    ...)."""
-    remaining = key * (cumulative[:, -1:] - cumulative).exp().to(key.dtype)[..., None]
-    decay, read, remaining, write = (
-        x.to(cumulative.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
-        for x in (cumulative[:, -1].exp(), read, remaining, write)
-    )
-    states, change = affine_scan(decay, read, remaining, write, None, initial_XKV)
-    return states[:-1].flatten(0, 1), change.flatten(0, 1).to(key.dtype), states[-1]
 
 
 def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:

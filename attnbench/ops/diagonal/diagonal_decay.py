@@ -7,7 +7,6 @@ The query comes scaled.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.ops.common.backends import Backends
+from attnbench.ops.common.precision import without_autocast
 from attnbench.ops.common.recurrence import Recurrence, outer, read
-from attnbench.ops.common.scan import affine_scan, chunks_of
+from attnbench.ops.common.scan import chunk_size, chunks_of, positions_of, scan_chunks
 from attnbench.ops.delta.delta_rule import KEY_WIDTHS
 
 
@@ -160,11 +160,6 @@ def _by_fla(inputs: DiagonalInputs, memory_BHKV: Tensor | None) -> tuple[Tensor,
     )
 
 
-def chunk_size(device_type: str) -> int:
-    """Return the positions per chunk of the torch form: the fastest size, which does not change the result."""
-    return 32 if device_type == "cpu" else 64
-
-
 def chunked_diagonal_decay(
     inputs: DiagonalInputs, memory_BHKV: Tensor | None, num_positions: int
 ) -> tuple[Tensor, Tensor]:
@@ -186,10 +181,7 @@ def chunked_diagonal_decay(
         num_positions: per chunk, a power of 2; see `chunk_size`.
     """
     batch, length, heads, key_width = inputs.query_BTHK.shape
-    device_type = inputs.query_BTHK.device.type
-    # Autocast would undo the choice of dtypes below. Not entered needlessly, because it makes traces uncacheable.
-    is_autocast = torch.is_autocast_enabled(device_type)
-    with torch.autocast(device_type, enabled=False) if is_autocast else nullcontext():
+    with without_autocast(inputs.query_BTHK.device.type):
         # A power of 2, because chunks are halved recursively.
         size = min(num_positions, 1 << (length - 1).bit_length())
         query, key, value, log_decay, read, erase = inputs.in_recurrence()
@@ -198,8 +190,7 @@ def chunked_diagonal_decay(
         query, key, value, log_decay = (chunks_of(x, size) for x in (query, key, value, log_decay))
         read, erase = (None if x is None else chunks_of(x, size) for x in (read, erase))
         mixed, last = _mix_chunks(query, key, value, log_decay, read, erase, memory_BHKV.flatten(0, 1))
-    mixed = mixed.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-    return mixed[:, :length], last.unflatten(0, (batch, heads))
+    return positions_of(mixed, batch, length, heads), last.unflatten(0, (batch, heads))
 
 
 def _mix_chunks(
@@ -226,7 +217,7 @@ def _mix_chunks(
         write = value if erase is None else -products[:, :, 1, :, 0] @ value
         reading, write = _solved(products[:, :, 1, :, -1], read * early, write, log_decay.dtype)
         erased = columns[-1] * late
-    state, change, last = _across_chunks(since[:, -1].exp(), reading, erased, write, addition, initial_XKV)
+    state, change, last = scan_chunks(since[:, -1].exp(), reading, erased, write, addition, initial_XKV)
     if read is not None:
         contents.append(change)
     mixed = (query * early) @ state
@@ -282,19 +273,6 @@ def _solved(lower: Tensor, read: Tensor, write: Tensor, dtype: torch.dtype) -> t
     identity = torch.eye(lower.shape[-1], dtype=dtype, device=lower.device).expand_as(lower)
     inverse = torch.linalg.solve_triangular(lower.to(dtype), identity, upper=False, unitriangular=True).to(read.dtype)
     return -inverse @ read, inverse @ write
-
-
-def _across_chunks(
-    decay: Tensor, read: Tensor, erased: Tensor, write: Tensor, addition: Tensor | None, initial_XKV: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state before every chunk, the changes by its positions, and the last state, from (N × X, ...)."""
-    dtype = erased.dtype
-    inputs = (
-        None if x is None else x.to(decay.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
-        for x in (decay, read, erased, write, addition)
-    )
-    states, change = affine_scan(*inputs, initial_XKV)
-    return states[:-1].flatten(0, 1).to(dtype), change.flatten(0, 1).to(dtype), states[-1]
 
 
 def _takes(key_width: int, value_width: float, precision: str) -> bool:

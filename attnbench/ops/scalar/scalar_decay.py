@@ -16,7 +16,7 @@ from torch import Tensor
 from attnbench.ops.common.backends import Backends
 from attnbench.ops.common.precision import at_least_float32
 from attnbench.ops.common.recurrence import Recurrence, outer, read
-from attnbench.ops.common.scan import affine_scan
+from attnbench.ops.common.scan import affine_scan, chunk_size
 
 MAX_FORGETTING = 30.0
 """Largest -log a_t that a mixer should give. It keeps 1e-13 of the memory, nothing in float32. Beyond it cumulative log
@@ -137,11 +137,6 @@ def packed_scalar_decay(
 def packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
     """Pack query, key and value for our kernels, in the value's dtype."""
     return torch.cat([x.to(value_BTHV.dtype).flatten(2) for x in (query_BTGK, key_BTGK, value_BTHV)], dim=-1)
-
-
-def chunk_size(device_type: str) -> int:
-    """Return the positions per chunk of the torch form: the fastest size, which does not change the result."""
-    return 32 if device_type == "cpu" else 64
 
 
 def chunked_scalar_decay(

@@ -2,6 +2,5 @@
 registers one.
 
 Beside them are the interface (base), options and parts (options, shell, around, layers), the comparison with a
-definition in float64 (definition) and the promises that every mixer keeps (contract, flops). Recurrences and the choice
-of kernels belong to ops/; nothing here trains or reads a configuration.
+definition in float64 (definition) and the contract of every mixer (contract, flops).
 """

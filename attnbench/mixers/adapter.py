@@ -1,4 +1,4 @@
-"""Layers that others wrote, as mixers: built and filled by their own constructor, and without a state."""
+"""Layers from outside as mixers: built and filled by their own constructor, and without a state."""
 
 import inspect
 import math
@@ -16,10 +16,8 @@ from attnbench.settings.errors import UserError, line_beside, one_line
 
 
 class Adapter(Mixer):
-    """A layer (B, T, D) -> (B, T, D) of somebody else, its constructor's initial values kept.
-
-    It has no state, its operations are counted as torch dispatches them, and it is its own definition.
-    """
+    """A layer (B, T, D) -> (B, T, D) from outside, with its own initial values and without a state. It is its own
+    definition."""
 
     fills_submodules: ClassVar[bool] = True
     defines_itself: ClassVar[bool] = True
@@ -29,34 +27,33 @@ class Adapter(Mixer):
     @property
     @abstractmethod
     def words(self) -> str:
-        """The setting that names the layer, for messages: "attn.path=package:Class"."""
+        """The setting that names the layer: "attn.path=package:Class"."""
 
     @abstractmethod
     def construct(self) -> nn.Module:
-        """Return a new layer, with initial weights, on the current default device."""
+        """Return a new layer with initial weights."""
 
     def told(self, error: Exception) -> str:
-        """Return one line about an exception of the layer, and the line of its author's that raised it."""
         where = line_beside(error, self.layer_class.__module__)
         return f"{one_line(error)}{where and f', at {where}'}"
 
     def adopt(self, dim: int) -> None:
-        """Build the layer; called once, at the end of a constructor."""
+        """Build the layer, at the end of a constructor."""
         self.dim = dim
         with torch.random.fork_rng(devices=[]):
-            # A constructor of anybody's may raise anything.
+            # A user's constructor may raise anything.
             try:
                 self.inner = self.construct()
             except Exception as error:
                 raise UserError(f"{self.words}: its constructor raises {self.told(error)}") from error
         marked = (name for name, x in self.inner.named_parameters() if getattr(x, "_no_weight_decay", False))
-        # As the library marks them. Names of a class's own parameters elsewhere, here those of the layer's.
+        # fla marks its parameters so. An instance attribute hides the class's set of names.
         self.no_weight_decay = frozenset(f"inner.{name}" for name in marked)  # pyright: ignore[reportAttributeAccessIssue]
         if next(self.inner.parameters(), None) is None:
             raise UserError(f"{self.words}: has no parameters, and a mixer is a layer that is trained")
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Take parameters and buffers of a layer that is built anew, torch's generator seeded as this one was."""
+        """Copy parameters and buffers of a new layer, built with torch's generator seeded as this one was."""
         fresh = self._fresh(generator.initial_seed())
         with torch.no_grad():
             for (_, mine), (_, other) in zip(self.inner.named_parameters(), fresh.named_parameters(), strict=True):
@@ -70,7 +67,6 @@ class Adapter(Mixer):
         return self.mix(x_BTD), None
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        """Call the layer."""
         y_BTD = self.inner(x_BTD)
         if not isinstance(y_BTD, Tensor):
             raise UserError(f"{self.words}: returns a {type(y_BTD).__name__}, not one tensor")
@@ -81,18 +77,17 @@ class Adapter(Mixer):
 
     @property
     def stateless(self) -> str:
-        """Words on why nothing decodes with it."""
         return f"{self.words}: has no state to decode with; attnbench generate recompute=true reads all the text again"
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
         raise UserError(self.stateless)
 
     def mixing_flops(self, length: int) -> int | None:
-        """Count what the layer dispatches beyond one use of each matrix a position; of T × T forms the half. None: it
-        runs an operator that cannot be counted, or does not run on the meta device."""
+        """Count the layer's dispatched operations beyond one use of each matrix a position; of T × T forms the half.
+        None: an operator that cannot be counted, or a layer that does not run on the meta device."""
         sizes = {size for x in (*self.parameters(), *self.buffers()) for size in x.shape}
-        # A tensor with a square of the length is told by a prime that divides no width, see OperationCounter. From the
-        # nearest two the number a position is continued to the length; a shorter sequence is counted as it is.
+        # OperationCounter needs a prime that divides no width. The count a position is extrapolated from the nearest
+        # two such lengths; a short sequence is counted as it is.
         primes = [n for n in range(length, 2, -1) if _is_prime(n) and all(size % n for size in sizes)][:2]
         near, far = primes if len(primes) == 2 else [length, length]
         try:
@@ -101,7 +96,7 @@ class Adapter(Mixer):
             return None
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             if next(self.parameters()).is_meta:
-                # It may need numbers, or an operator of its own that has no form without them.
+                # It may need numbers, or an operator without a meta form.
                 return None
             raise UserError(
                 f"{self.words}: raises for an input (1, {length}, {self.dim}): {self.told(error)}"
@@ -115,7 +110,7 @@ class Adapter(Mixer):
             return self.construct()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or cast as any module; what its constructor put into buffers is there again once they have memory."""
+        """Move or cast as any module; once meta buffers get memory, fill them from a new layer."""
         had_none = any(buffer.is_meta for buffer in self.inner.buffers())
         super()._apply(fn, recurse)
         if had_none and not any(buffer.is_meta for buffer in self.inner.buffers()):
@@ -130,12 +125,8 @@ def _is_prime(number: int) -> bool:
 
 
 def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a layer's constructor is called with: its options, and of the model's sizes those that it names and
-    the options do not.
-
-    Raises:
-        UserError: an option that the signature does not name, whatever else the constructor takes, or of another type.
-    """
+    """Return a layer's constructor arguments: its options, and the model's sizes that its signature names. Raise
+    UserError for an option that it does not name, or of another type."""
     named, options = inspect.signature(cls).parameters, dict(options or {})
     given = {name: value for name, value in from_model.items() if name in named and name not in options}
     check_options(cls, options, given=given, group="attn.options")

@@ -1,5 +1,4 @@
-"""Parts around the mixing: projection, short convolution, norm of query and key, positions, norm and gate of the
-output. `Shell` puts them together, with an option for each."""
+"""Parts around the mixing, which `Shell` puts together with an option for each."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
@@ -14,12 +13,11 @@ from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
 Gate = Literal["none", "silu", "sigmoid"]
-"""Values of `output_gate`."""
 
 
 class QueryKeyValue(nn.Module):
-    """One projection to query, key and value, of so many channels over all heads; a short convolution over all three,
-    of `conv_size` taps, and SiLU behind it, `activation`."""
+    """One projection to query, key and value of the given total widths, a short convolution over all three, and
+    SiLU."""
 
     def __init__(
         self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
@@ -33,12 +31,11 @@ class QueryKeyValue(nn.Module):
     def forward(
         self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (B, T, its width) each, of one input or of one for each of the three."""
+        """Return query, key and value, (B, T, width) each, from one input or from one for each."""
         query, key, value = self.packed(x_BTD, history_BWC).split(self.widths, dim=-1)
         return query, key, value
 
     def packed(self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None = None) -> Tensor:
-        """Return the three side by side, for a kernel that reads them there: (B, T, sum of the widths)."""
         if isinstance(x_BTD, Tensor):
             mixed = self.projection(x_BTD)
         else:
@@ -49,19 +46,18 @@ class QueryKeyValue(nn.Module):
         return F.silu(mixed) if self.activation else mixed
 
     def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
-        """Return the convolution's part of a state, (B, W, C): zeros, of length zero without a convolution."""
+        """Return zeros, (B, W, C); W = 0 without a convolution."""
         taps = self.convolution.size - 1 if self.convolution is not None else 0
         device = self.projection.weight.device
         return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
 
 
 def head_norm(width: int, is_on: bool, eps: float = 1e-6) -> nn.Module:
-    """Return an RMS norm with a learned gain over the channels of each head, or nothing: `qk_norm`, `output_norm`."""
     return RMSNorm(width, eps) if is_on else nn.Identity()
 
 
 class RotaryPositions(nn.Module):
-    """Angles of rotary positions (Su et al., 2021) for heads of `width` channels; a `theta` of None: no positions."""
+    """Angles of rotary positions (Su et al., 2021) for heads of `width` channels; theta=None: no positions."""
 
     def __init__(self, width: int, theta: float | None) -> None:
         super().__init__()
@@ -73,25 +69,19 @@ class RotaryPositions(nn.Module):
             )
 
     def forward(self, x_BTD: Tensor, position: Tensor | int) -> Tensor | None:
-        """Return cos and sin of T positions from `position` on, (2, T, K/2); None without positions."""
+        """Return cos and sin of T positions from `position` on, (2, T, K/2)."""
         if self.theta is None:
             return None
         return rotation(x_BTD.shape[1], self.width, position, self.theta, x_BTD.device)
 
     def init_position(self, device: torch.device) -> Tensor:
-        """Return a state's number of positions seen: an int64 scalar, of length zero without rotary positions."""
+        """Return zero, int64; of length zero without rotary positions."""
         return torch.zeros(() if self.theta is not None else 0, dtype=torch.int64, device=device)
 
 
 class GatedOutput(nn.Module):
-    """An optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), and the projection to the model's width.
-
-    Args:
-        gate_rank: rank of the gate's map; None: full rank.
-
-    Raises:
-        UserError: a gate that does not exist, or a rank below 1.
-    """
+    """An optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), of low rank with `gate_rank`, and the projection to
+    D."""
 
     def __init__(self, dim: int, width: int, *, gate: Gate, gate_rank: int | None = None) -> None:
         super().__init__()
@@ -104,12 +94,11 @@ class GatedOutput(nn.Module):
         self.projection = Projection(width, dim, residual=True)
 
     def forward(self, y_BTC: Tensor, x_BTD: Tensor) -> Tensor:
-        """Gate by the mixer's input x_BTD, and project the heads y_BTC, side by side."""
         if self.gate is not None:
             y_BTC = y_BTC * self.activation(self.gate(x_BTD))
         return self.projection(y_BTC)
 
 
 def by_heads(parts: Iterable[Tensor], width: int) -> list[Tensor]:
-    """Split channels (B, T, H × width) into heads, (B, T, H, width), of each tensor."""
+    """Split channels (B, T, H × width) of each tensor into heads, (B, T, H, width)."""
     return [part.unflatten(-1, (-1, width)) for part in parts]

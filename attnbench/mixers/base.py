@@ -3,7 +3,7 @@
     B batch    T positions (S where the source differs)    D model width    H heads    N chunks
     K key channels a head    V value channels a head    W taps of history    C other channels
 
-Tensors carry their shape as a suffix (`query_BTHK`); the layout at every function boundary is (B, T, H, K).
+Tensors carry their shape as a suffix (`query_BTHK`), with the layout (B, T, H, K) at every function boundary.
 """
 
 from abc import ABC, abstractmethod
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from attnbench.settings.errors import UserError
 
 State = Any
-"""State that a mixer carries from one call to the next: a NamedTuple of tensors, its fields the mixer's choice."""
+"""State between two calls: a NamedTuple of tensors."""
 
 
 class Mixer(nn.Module, ABC):
-    """Mix along the sequence: (B, T, D) in, (B, T, D) out, position t seeing positions up to t and no later one.
+    """Mix along the sequence: (B, T, D) in, (B, T, D) out; position t sees positions up to t alone.
 
-    The training forward (no state) is a pure function of parameters and input: no buffers written, no Python branch
-    on data, so that it runs under functional_call, vmap, compile and CUDA-graph capture.
+    The training forward (no state) is a pure function of parameters and input: it writes no buffers and has no Python
+    branch on data, so that it runs under functional_call, vmap, compile and CUDA-graph capture.
 
     The constructor is keyword-only and typed, without **kwargs: its signature is the schema of its yaml. The model
     gives `dim` and `head_width`, and `layer` and `num_layers` to a signature that names them.
@@ -38,91 +38,83 @@ class Mixer(nn.Module, ABC):
     constructor_takes: ClassVar[dict[str, str]] = {
         "backend": 'give it backend: str = "auto", and keep self.known_backend(backend), by which rows say what ran'
     }
-    """Options that every mixer's constructor has, and how."""
+    """Options of every mixer's constructor, and what to do with each."""
 
     trains_only: ClassVar[frozenset[str]] = frozenset()
     """Backends that cannot take a state."""
 
     without_vmap: ClassVar[frozenset[str]] = frozenset()
-    """Backends whose kernel has no batching rule, so that stacked models cannot train through it."""
+    """Backends whose kernel has no batching rule: stacked models cannot train through it."""
 
     no_weight_decay: ClassVar[frozenset[str]] = frozenset()
-    """Names of this module's parameters, without its submodules', that take no weight decay."""
+    """Names of this module's own parameters that take no weight decay."""
 
     same_function: ClassVar[str] = ""
     """`_target_` of the mixer whose function this class computes by another kernel, unless an option that only this one
-    has is set. Both count as one where mixers, not kernels, are compared. Never inherited."""
+    has is set. Comparisons of mixers count both as one. Never inherited."""
 
     state_grows: ClassVar[bool] = False
-    """True where the state's size depends on `max_length`."""
+    """True if the state's size depends on `max_length`."""
 
     state_memory: ClassVar[tuple[str, ...]] = ()
     """Fields of a state of fixed size that match=state counts: the memory, without history and normaliser."""
 
     has_order: ClassVar[bool] = False
-    """True where the recurrence itself tells positions apart, as a decay or the delta rule does."""
+    """True if the recurrence itself tells positions apart, as a decay or the delta rule does."""
 
     needs_qk_norm: ClassVar[bool] = False
-    """True where the recurrence can grow without bound unless query and key are normed."""
+    """True if the recurrence can grow without bound unless query and key are normed."""
 
     needs_output_norm: ClassVar[bool] = False
-    """True where the output has no bound of its own, as that of a sum without a normaliser."""
+    """True if the output has no bound, as that of a sum without a normaliser."""
 
     undone_by: ClassVar[dict[str, str]] = {}
-    """Options that make another mixer of it, each with the reason. Recipes and probes leave them as the yaml has them;
-    where the user sets one, reports say what it undoes."""
+    """Options that make another mixer of it, each with the reason. Recipes and probes leave them as in the yaml;
+    reports warn where the user sets one."""
 
     paper_options: ClassVar[dict[str, Any]] = {}
     """Values of the paper that differ from the yaml's; reports show them."""
 
     fills_submodules: ClassVar[bool] = False
-    """True where `init_weights` fills the submodules too."""
+    """True if `init_weights` fills the submodules too."""
 
     defines_itself: ClassVar[bool] = False
-    """True for a layer from outside, whose `reference` is the layer and runs where it runs."""
+    """True for a layer from outside, whose `reference` is the layer itself."""
 
     replaces_feed_forward: ClassVar[bool] = False
-    """True for a mixer whose block has no feed-forward."""
+    """True if its block has no feed-forward."""
 
     @classmethod
     def known_backend(cls, backend: str) -> str:
-        """Return a backend by name, the first for `auto`.
-
-        Raises:
-            UserError: an unknown name.
-        """
+        """Return a backend by name, the first for `auto`."""
         if backend != "auto" and backend not in cls.backends:
             raise UserError(f"attn.backend={backend}: {cls.__name__} has {', '.join(('auto', *cls.backends))}")
         return cls.backends[0] if backend == "auto" else backend
 
     @classmethod
     def activates(cls, options: Mapping[str, Any]) -> bool:
-        """Return True where SiLU is applied to query, key and value, after projection and convolution."""
+        """Return True if SiLU follows the projection and convolution of query, key and value."""
         return False
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Return the backend that will run; `auto` is resolved here, once, before the model is built.
+        """Resolve `auto`, once, before the model is built; raise UserError for a kernel that cannot run here.
 
         Args:
-            options: the mixer's settings, and `head_width` where it is known.
+            options: the mixer's settings, and `head_width` if known.
             device_type: "cpu" or "cuda".
             precision: "float32", "tf32" or "bfloat16".
-
-        Raises:
-            UserError: an unknown name, or a kernel that cannot run here.
         """
         return cls.known_backend(options.get("backend", "auto"))
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Return the values of the setting that decides the size of `state_memory`, smallest first, each as a change of
+        """Return the values of the setting that decides the size of `state_memory`, smallest first, as changes of
         `options`: [{"value_expansion": 1}, {"value_expansion": 2}]. Empty: match=state is refused."""
         return []
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Fill the parameters of this module, without its submodules', from the generator alone: modules are filled in
-        threads.
+        """Fill this module's own parameters from the generator alone: modules are filled in threads.
 
         Args:
             generator: a CPU generator seeded by the run's seed and this module's full name.
@@ -131,7 +123,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Mix T positions; with a state, those that follow what the state has seen (the one passed in is used up)."""
+        """Mix T positions; with a state, those after the ones that it has seen. The state is updated in place."""
 
     @abstractmethod
     def reference(self, x_BTD: Tensor) -> Tensor:
@@ -139,14 +131,12 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
-        """Return an empty state for sequences of up to `max_length` positions.
-
-        Entries are updated in place. Caches have `dtype`, recurrent states are float32, a position is int64.
-        """
+        """Return an empty state for up to `max_length` positions. Caches have `dtype`, recurrent states are float32, a
+        position is int64."""
 
     def log_decay(self, x_BTD: Tensor) -> Tensor | None:
-        """Return log a_t, by which the memory is multiplied before position t, (B, T, H) or (B, T, H, K), as the
-        forward pass computes it; None where the memory does not decay."""
+        """Return log a_t, by which the memory is multiplied before position t, (B, T, H) or (B, T, H, K); None: no
+        decay."""
         return None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
@@ -156,20 +146,17 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def mixing_flops(self, length: int) -> int | None:
-        """Count the forward operations of the mixing alone, without projections, per sequence: a multiply-add counts 2,
-        and of causal mixing only the operations that a causal algorithm needs. None: unknown."""
+        """Count the forward operations of the mixing per sequence, without projections: a multiply-add counts 2, a
+        causal mixing only the pairs it needs. None: unknown."""
 
 
 class ReturnError(UserError):
-    """A mixer returns something other than (y, state), a y of another shape than its input, or not the same twice."""
+    """A mixer does not return (y, state) with y of the input's shape, or differs between two calls."""
 
 
 def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State]:
-    """Return output and state of a call of `method` with the input x. A tensor of two sequences could be unpacked too.
-
-    Raises:
-        ReturnError: it is no pair, or its output is no tensor of the shape of x.
-    """
+    """Return output and state of a call of `method`, or raise ReturnError. A tensor of two sequences could be unpacked
+    too."""
     shape = tuple(x.shape)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         kind = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"one {type(returned).__name__}"
@@ -182,16 +169,11 @@ def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[T
 
 
 def state_bytes(state: State) -> int:
-    """Return the bytes of all tensors in a state."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state)
 
 
 def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
-    """Return `num_heads`, or for None the number of heads of `head_width` that fill the model's width.
-
-    Raises:
-        UserError: the width cannot be divided.
-    """
+    """Return `num_heads`, or by default the number of heads that fill the model's width."""
     if num_heads is not None:
         if num_heads < 1:
             raise UserError(f"attn.num_heads={num_heads}: must be at least 1")
@@ -206,11 +188,7 @@ def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
 
 
 def expanded(head_width: int, value_expansion: float) -> int:
-    """Return the value channels a head.
-
-    Raises:
-        UserError: they are no whole number.
-    """
+    """Return the value channels a head."""
     width = round(head_width * value_expansion)
     if width < 1 or width != head_width * value_expansion:
         raise UserError(f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number")
@@ -218,11 +196,11 @@ def expanded(head_width: int, value_expansion: float) -> int:
 
 
 def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-    """Return `state_choices` of a mixer whose `value_expansion` decides: value channels up to the model's width."""
+    """Return `state_choices` of a mixer with `value_expansion`: value channels up to the model's width."""
     key_width = options.get("head_width", head_width)
     return [
         {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
         for width in range(1, dim + 1)
-        # What the constructor asks of it; a quotient that floating point cannot undo is left out.
+        # The constructor wants whole channels, which rounding of the quotient can miss.
         if key_width * (width / key_width) == width
     ]

@@ -1,4 +1,4 @@
-"""Causality of a mixer: what its outputs have of later positions, looked for before it is trained."""
+"""Causality of a mixer: a search for later positions in its outputs, before it is trained."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -20,22 +20,17 @@ LONGEST_CHECK = 256
 """Largest number of positions that are checked before a training."""
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
-"""Share of a gradient or an output that may come from where nothing should, by precision, in a mixer from outside
-attnbench: the rounding of a convolution by Fourier transform does, or of a largest number that cancels."""
+"""Share of a gradient or an output that may leak, by precision, in a mixer from outside attnbench: a convolution by
+Fourier transform rounds, as does subtracting a maximum."""
 
 
 def seen_of_the_future(
     mixer: Mixer, dim: int, length: int, precision: str = "float32", *, is_exact: bool = False
 ) -> str:
-    """Return words on what an output has of later positions, or none.
+    """Describe the later positions that an output depends on, or return an empty string.
 
-    Args:
-        precision: of the computation; the weights are float32.
-        is_exact: allow no rounding, such as that of a sum from which a later position is subtracted.
-
-    Raises:
-        ReturnError: the mixer does not return (y, state), y has another shape than its input, or is another one for
-            the same input.
+    Raises ReturnError if the mixer does not return (y, state) with y of the input's shape, or differs between two
+    calls. `is_exact` allows no rounding, such as that of a sum from which a later position is subtracted.
     """
     x_BTD = input_of(mixer, length, dim)
     x_BTD.requires_grad_()
@@ -61,12 +56,12 @@ def seen_of_the_future(
                 most = position + 1 + int(ahead_T.argmax())
                 return f"position {position} sees position {most}: {ahead_T.norm():.1e} of its gradient lies ahead"
         with torch.no_grad():
-            # An operation without a gradient, as an argmax or a detached mean, shows in the output alone.
+            # An operation without a gradient, as argmax or detach, shows in the output alone.
             for position in positions:
                 changed_BTD = torch.cat([x_BTD[:, : position + 1], -3 * x_BTD[:, position + 1 :]], dim=1)
                 other_BTD, _ = mixer(_narrowed(changed_BTD, precision))
                 error = largest_difference(other_BTD[:, : position + 1], y_BTD[:, : position + 1])
-                # Where it has no finite output anyway, that is no knowledge of the future.
+                # Outputs that are not finite say nothing about the future.
                 allowed = leak if is_exact else max(leak, torch.finfo(y_BTD.dtype).eps)
                 if not error <= allowed and y_BTD.isfinite().all():
                     return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
@@ -76,11 +71,7 @@ def seen_of_the_future(
 def check_causality(
     mixers: Sequence[MixerSettings], layers: Iterable[Mixer], dim: int, seq_len: int, precision: str
 ) -> None:
-    """Check the causality of mixers from outside attnbench, up to LONGEST_CHECK positions, before they are trained.
-
-    Raises:
-        UserError: one sees the future, or does not return (y, state).
-    """
+    """Raise UserError if a mixer from outside attnbench sees the future or does not return (y, state)."""
     for settings, mixer in zip(mixers, layers, strict=True):
         if is_own(class_named(settings)):
             continue
@@ -96,7 +87,8 @@ def check_causality(
 
 
 def woken(mixer: Mixer) -> Mixer:
-    """Return a copy with numbers for the weights that are 0: behind a gate that begins closed nothing is seen."""
+    """Return a copy with random numbers for weights that are all 0: nothing is seen through a gate that begins
+    closed."""
     mixer, generator = deepcopy(mixer), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in mixer.parameters():
@@ -106,7 +98,6 @@ def woken(mixer: Mixer) -> Mixer:
 
 
 def input_of(mixer: Mixer, length: int, dim: int) -> Tensor:
-    """Return an input, (B, T, D), in the dtype of the weights and where they are."""
     weight = next(mixer.parameters())
     return example(length, dim, weight.device)[0].to(weight.dtype)
 
@@ -117,17 +108,15 @@ def gradient_in(output: Tensor, x_BTD: Tensor) -> Tensor:
 
 
 def differences(actual_BTD: Tensor, expected_BTD: Tensor) -> Tensor:
-    """Return the largest difference at each position, as a share of the largest entry of all; 0 between zeros."""
+    """Return the largest difference at each position, as a share of the largest entry."""
     difference_T = (actual_BTD.double() - expected_BTD.double()).abs().amax(dim=(0, 2))
     return torch.where(difference_T == 0, 0.0, difference_T / expected_BTD.double().abs().max())
 
 
 def largest_difference(actual_BTD: Tensor, expected_BTD: Tensor) -> float:
-    """Return the largest of these at any position."""
     return float(differences(actual_BTD.detach(), expected_BTD.detach()).max())
 
 
 def _narrowed(x_BTD: Tensor, precision: str) -> Tensor:
-    """Return the input as a model gives it; wider than float32 it stays."""
     dtype = dtype_of(precision)
     return x_BTD if dtype == torch.float32 else x_BTD.to(dtype)

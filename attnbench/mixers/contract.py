@@ -1,6 +1,6 @@
-"""The contract of a mixer, promise by promise. A check returns words on how a promise is broken, or none; an exception
-breaks it too. The tests run all of them over every yaml of conf/attn, `attnbench doctor` over mixers from outside.
-"""
+"""The contract of a mixer, promise by promise. A check describes how a promise is broken, or returns an empty string;
+an exception breaks it too. The tests run all checks over every yaml of conf/attn, `attnbench doctor` over mixers from
+outside."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -37,30 +37,27 @@ LONGEST = 133
 """Positions over two chunks of 64 with a ragged end."""
 
 ALL_LENGTHS = replace(USUAL, lengths=(1, 63, 64, 65, LONGEST))
-"""Case whose lengths are around the border of a chunk of 64, and over two of them."""
+"""Case with lengths around the border of a chunk of 64, and over two chunks."""
 
 FORGETTING_SCALE = 8 * INPUT_SCALE
-"""Factor on the input at which log decays of nearly 0 and far below -5 stand side by side."""
+"""Factor on the input that gives log decays of nearly 0 and far below -5 side by side."""
 
 FLOP_LENGTHS = (31, 127)
-"""Primes, see OperationCounter. What grows with the square of the length is 17 times as much at the second."""
+"""Primes, see OperationCounter. A quadratic count is 17 times as large at the second."""
 MAX_FLOP_RATIO = 1.5
 MAX_GROWTH_DIFFERENCE = 0.2
 """Between exponents of the growth: n log n is 0.2 above n here."""
 
 
 class Promise(NamedTuple):
-    """One promise, in words, and its check."""
-
     words: str
     check: Callable[[Mixer, Case], str]
-    """Function of a mixer in the case's model; returns words on what breaks the promise, or none."""
+    """Function of a mixer in the case's model; describes a broken promise, or returns an empty string."""
     needs_state: bool = False
-    """True where a backend that only trains need not keep it."""
+    """True if a backend that only trains need not keep it."""
 
 
 def shape_and_dtype(mixer: Mixer, case: Case) -> str:
-    """Check that the output has those of the input, at every length; without a state none is returned."""
     for length in case.lengths:
         x_BTD = input_of(mixer, length, case.model.dim)
         y_BTD, state = checked_return(mixer(x_BTD), x_BTD)
@@ -74,13 +71,12 @@ def shape_and_dtype(mixer: Mixer, case: Case) -> str:
 
 
 def causality(mixer: Mixer, case: Case) -> str:
-    """Check that nothing comes from the future: of a mixer of attnbench to the last bit, of another within rounding."""
+    """Check causality: exactly for a mixer of attnbench, within rounding for another."""
     is_exact = is_own(type(mixer).__module__) and not mixer.defines_itself
     return seen_of_the_future(mixer, case.model.dim, LONGEST, is_exact=is_exact)
 
 
 def past(mixer: Mixer, case: Case) -> str:
-    """Check that an output depends on an earlier input: a mixer without that mixes nothing."""
     x_BTD = input_of(mixer, LONGEST, case.model.dim)
     position = POSITIONS[-1]
     gradient_BTD = gradient_in(mixer(x_BTD.requires_grad_())[0][:, position], x_BTD)
@@ -88,7 +84,6 @@ def past(mixer: Mixer, case: Case) -> str:
 
 
 def independence(mixer: Mixer, case: Case) -> str:
-    """Check that sequences of a batch do not mix."""
     x_BTD = input_of(mixer, 70, case.model.dim)
     y_BTD, _ = mixer(x_BTD.requires_grad_())
     for index, other in ((0, 1), (1, 0)):
@@ -104,7 +99,6 @@ def independence(mixer: Mixer, case: Case) -> str:
 
 
 def definition(mixer: Mixer, case: Case) -> str:
-    """Check that the forward pass equals `reference` in float64, in outputs and all gradients."""
     allowed = _tolerance(mixer)
     for length in case.lengths:
         actual, expected = by_backend(mixer, length, "float32", case), by_definition(mixer, length, case)
@@ -119,8 +113,8 @@ def definition(mixer: Mixer, case: Case) -> str:
 
 
 def forgetting(mixer: Mixer, case: Case) -> str:
-    """Check `log_decay`'s shape and sign, and the definition again where some positions leave nothing of the memory: an
-    exponential that overflows behind a mask leaves outputs right and gradients wrong."""
+    """Check `log_decay`'s shape and sign, and the definition again with decays that clear the memory: an exponential
+    that overflows behind a mask leaves outputs right and gradients wrong."""
     x_BTD = input_of(mixer, 3, case.model.dim)
     decay = mixer.log_decay(x_BTD)
     if decay is None:
@@ -130,14 +124,13 @@ def forgetting(mixer: Mixer, case: Case) -> str:
         return f"log_decay of {tuple(x_BTD.shape)} is {shape}, not (B, T, H) or (B, T, H, K)"
     if not (decay <= 0).all():
         return f"log_decay is up to {float(decay.max()):.3g}; a logarithm of what the memory keeps is at most 0"
-    # In float32 at least: gates that are all but 0 or 1 leave gradients of bfloat16 few digits.
+    # In float32 at least: saturated gates leave gradients of bfloat16 few digits.
     wide = mixer.to(accumulation_dtype(next(mixer.parameters()).dtype))
     broken = definition(wide, replace(case, input_scale=FORGETTING_SCALE, lengths=case.lengths[-1:]))
     return broken and f"where it forgets, {broken}"
 
 
 def pieces(mixer: Mixer, case: Case) -> str:
-    """Check that the whole equals its pieces and its single steps, each handing its state on."""
     with torch.no_grad():
         for length in case.lengths:
             x_BTD = input_of(mixer, length, case.model.dim)
@@ -165,7 +158,7 @@ def _cuts(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def state(mixer: Mixer, case: Case) -> str:
-    """Check that a piece and a step update it in place, and that it grows with `max_length` as the class says."""
+    """Check that calls update the state in place, and that it grows with `max_length` as the class says."""
     x_BTD = input_of(mixer, 71, case.model.dim)
     short, long = (state_bytes(mixer.init_state(1, length, x_BTD.dtype)) for length in (64, 128))
     if (long > short) != mixer.state_grows or long < short:
@@ -181,7 +174,6 @@ def state(mixer: Mixer, case: Case) -> str:
 
 
 def gradients(mixer: Mixer, case: Case) -> str:
-    """Check that every parameter is trained: it gets a gradient that is finite and not 0."""
     x_BTD = input_of(mixer, 70, case.model.dim)
     names, parameters = zip(*mixer.named_parameters(), strict=True)
     total = mixer(x_BTD)[0].square().sum()
@@ -194,8 +186,7 @@ def gradients(mixer: Mixer, case: Case) -> str:
 
 
 def flops(mixer: Mixer, case: Case) -> str:
-    """Check that `mixing_flops` grows as the definition's operations do, and is within MAX_FLOP_RATIO of them; where
-    these cannot be counted it is None. An adapter counts them itself."""
+    """Compare `mixing_flops` with the definition's operations, in growth and, within MAX_FLOP_RATIO, in size."""
     if mixer.defines_itself:
         return ""
     given = [mixer.mixing_flops(length) for length in FLOP_LENGTHS]

@@ -2,7 +2,7 @@
 
     log a_t = -exp(log_rate) softplus(hidden_t + bias), not below -MAX_FORGETTING
 
-The rate is a number a head or channel, hidden_t what a projection makes of the input, and softplus gives the time step.
+The rate is a number a head or channel, hidden_t a projection of the input; softplus gives the time step.
 """
 
 import math
@@ -15,15 +15,13 @@ from torch import Tensor
 from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 
 DecayInit = Literal["spread", "paper"]
-"""Values of `decay_init`: half-lives spread evenly by ratio over the heads or channels, or drawn as in the paper."""
+"""Values of `decay_init`: half-lives spread evenly by ratio over the heads or channels, or the paper's."""
 
 DECAY_INIT = "half-lives of 1.7 to 693 positions over the"
-"""Beginning of the option's comment."""
 
 
 def softplus_decay(hidden: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
-    """Return log a_t of the formula above, in the dtype of `hidden`, which is float32 at least; rate and bias are
-    broadcast against its last axes."""
+    """Return log a_t in the dtype of `hidden`, float32 at least; rate and bias broadcast against its last axes."""
     forgetting = log_rate.to(hidden.dtype).exp() * F.softplus(hidden + bias)
     return -forgetting.clamp(max=MAX_FORGETTING)
 
@@ -37,9 +35,8 @@ def spread_steps(number: int, largest: float = 0.4) -> Tensor:
 def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator: torch.Generator) -> None:
     """Fill the parameters of `softplus_decay`.
 
-    spread: rates of 1 and time steps of 0.001 to 0.4, evenly by ratio over all numbers of the bias, the slowest first:
-    half-lives of 693 down to 1.7 positions, of 693 where there is one number. paper: as in Mamba-2 (arXiv 2405.21060)
-    rates drawn evenly from 1..16 and steps, by their logarithms, from 0.001..0.1.
+    spread: rates of 1 and time steps of 0.001 to 0.4, evenly by ratio over the bias, the slowest first. paper: as in
+    Mamba-2 (arXiv 2405.21060) rates drawn evenly from 1..16 and steps, by their logarithms, from 0.001..0.1.
     """
     if decay_init == "spread":
         rate = torch.ones(log_rate.shape)
@@ -52,5 +49,5 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
 
 
 def inverse_softplus(step: Tensor) -> Tensor:
-    """Return x where softplus(x) is `step`: log(exp(step) - 1), written so that a small step loses no digits."""
+    """Return log(exp(step) - 1), written so that a small step loses no digits."""
     return step + (-torch.expm1(-step)).log()

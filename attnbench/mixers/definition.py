@@ -1,11 +1,8 @@
 """Comparison of a mixer, or of any operator, with its definition in float64: outputs, gradients, tolerances.
 
-The doctor, the gate of the benches and the tests all compare through this file. `by_definition` and `by_backend`
-compute both sides, `compare` the errors, and `TOLERANCES` limits them.
-
-Where an output nearly vanishes, a norm behind it amplifies the rounding of q and k, and no kernel could do better. So
-`deviation` excuses an error where the same rounding changes the definition nearly as much, each position and parameter
-by itself.
+`by_definition` and `by_backend` compute both sides, `compare` the errors, and `TOLERANCES` limits them. Where an output
+nearly vanishes, a norm behind it amplifies the rounding of q and k in any kernel. So `deviation` excuses an error if
+the same rounding changes the definition nearly as much.
 """
 
 import copy
@@ -33,13 +30,12 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 0.03, "tf32": 0.01,
 """Largest relative error |a - b| / |b| of an output or of an input's gradient, by precision."""
 
 PART_FACTOR = 2.5
-"""Largest error of a single position or of a parameter's gradient, in tolerances: there errors do not average out."""
+"""Largest error of a single position or of a parameter's gradient, in tolerances: these errors do not average out."""
 
 LENGTHS = (1, 63, 65, 133, 257)
-"""Lengths around the borders of chunks of 64 and with ragged ends, where kernels fail that are right elsewhere."""
+"""Lengths around the borders of chunks of 64 and with ragged ends."""
 
 MODEL = ModelSettings(name="one layer", dim=128, num_layers=1, head_width=64, feed_forward_width=0)
-"""Model whose mixer is compared: two heads of the usual width."""
 
 BATCH_SIZE = 2
 
@@ -48,13 +44,11 @@ NUM_STEPS = 16
 
 INPUT_SCALE = 5.0
 """Factor on the input, so that gates and scores leave their linear range: near it the gradients of query and key are
-so much smaller than the value's that an error in them does not show."""
+too small beside the value's to show an error."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Case:
-    """Widths, lengths and options at which a mixer is compared with its definition."""
-
     name: str
     """Title of its lines; empty for the usual case."""
     head_width: int = MODEL.head_width
@@ -62,7 +56,7 @@ class Case:
     precisions: Sequence[str] = ("float32", "bfloat16")
     input_scale: float = INPUT_SCALE
     options: dict[str, Any] = field(default_factory=dict)
-    """Options instead of the yaml's; a mixer without such a setting has no such case."""
+    """Options that replace the yaml's; a mixer without such an option skips the case."""
 
     @property
     def slack(self) -> float:
@@ -70,12 +64,10 @@ class Case:
         return max(1.0, (MODEL.head_width / self.head_width) ** 0.5)
 
     def of(self, settings: MixerSettings) -> MixerSettings:
-        """Return the mixer's settings with the options of this case."""
         return replace(settings, options={**settings.options, **self.options})
 
     @property
     def model(self) -> ModelSettings:
-        """Model of two heads."""
         return replace(MODEL, dim=2 * self.head_width, head_width=self.head_width)
 
 
@@ -83,13 +75,13 @@ USUAL = Case(name="")
 
 
 class Computed(NamedTuple):
-    """Output of a mixer and the gradients of a weighted sum of it, on the CPU, where comparing them is fast."""
+    """Output of a mixer and the gradients of a weighted sum of it, on the CPU."""
 
     output_BTD: Tensor
     input_gradient_BTD: Tensor
     parameter_gradients: dict[str, Tensor]
     parameter_terms: dict[str, float]
-    """Size of the terms that each of these sums up: the root of the sum of their squared norms over the sequences."""
+    """Root of the sum over the sequences of each gradient's squared norms."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -103,25 +95,22 @@ class Deviation:
     parameter_gradient: float
     """Error of the worst parameter."""
     parameter: str
-    """Name of that parameter."""
     is_beyond_rounding: bool = False
-    """True where errors are left out that ROUNDING_FACTOR times what rounding makes of the definition explains."""
+    """True if errors that rounding of the definition explains (ROUNDING_FACTOR) are left out."""
 
     def is_within(self, tolerance: float) -> bool:
-        """Return whether all errors are within the tolerance, and those of parts within PART_FACTOR of it."""
         # Written so that a NaN, which compares false with everything, fails.
         return all(getattr(self, name) <= limit for name, limit in limits(tolerance).items())
 
 
 def limits(tolerance: float) -> dict[str, float]:
-    """Return the largest allowed value of each error of a Deviation, by its field's name."""
     part = PART_FACTOR * tolerance
     return {"output": tolerance, "input_gradient": tolerance, "position": part, "parameter_gradient": part}
 
 
 def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients in float64, on the CPU: it is thousands of small operations,
-    and processes that share a GPU would launch theirs one after the other."""
+    """Compute the mixer's `reference` and its gradients in float64, on the CPU: it has thousands of small
+    operations."""
     where = next(mixer.parameters()).device if mixer.defines_itself else torch.device("cpu")
     wide = copy.deepcopy(mixer).to(where, torch.float64)
     x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, where, case.input_scale))
@@ -141,39 +130,31 @@ def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
 
 
 def by_backend(mixer: Mixer, length: int, precision: str, case: Case = USUAL) -> Computed:
-    """Compute the mixer's training forward and its gradients as a model does in `precision`, from the same input.
-
-    Weights in float64 or bfloat16 stay in these.
-    """
+    """Compute the mixer's training forward and its gradients as a model does in `precision`. Weights in float64 or
+    bfloat16 stay so."""
     return _in_precision(mixer, lambda x_BTD: checked_return(mixer(x_BTD), x_BTD)[0], length, precision, case)
 
 
 def by_rounded_definition(mixer: Mixer, length: int, precision: str, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients in `precision`, from inputs rounded as a model rounds them."""
     return _in_precision(mixer, mixer.reference, length, precision, case)
 
 
 def deviation(
     mixer: Mixer, length: int, precision: str, case: Case = USUAL, expected: Computed | None = None
 ) -> Deviation:
-    """Hold the mixer's backend against its definition; see the head of this file.
-
-    Args:
-        expected: `by_definition` of this mixer, length and case, where it is there already.
-    """
+    """Compare the mixer's backend with its definition; `expected` is its `by_definition`, if already computed."""
     actual = by_backend(mixer, length, precision, case)
     expected = by_definition(mixer, length, case) if expected is None else expected
     plain, allowed = compare(actual, expected, case), limits(TOLERANCES[precision] * case.slack)
     if all(getattr(plain, part) <= limit for part, limit in allowed.items()):
         return plain
     held = compare(actual, expected, case, by_rounded_definition(mixer, length, precision, case))
-    # What needs no excuse is shown as it is.
     within = {part: getattr(plain, part) for part, limit in allowed.items() if getattr(plain, part) <= limit}
     return replace(held, **within)
 
 
 def by_state(mixer: Mixer, length: int, precision: str) -> list[Tensor]:
-    """Compute outputs through a state, (B, T, D) each and on the CPU: of two pieces, and of NUM_STEPS single steps."""
+    """Compute outputs through a state, (B, T, D) each and on the CPU: two pieces, and NUM_STEPS single steps."""
     x_BTD, _ = example(length, MODEL.dim, next(mixer.parameters()).device)
     x_BTD = x_BTD.to(dtype_of(precision))
     pieces = [length // 2, length - length // 2 - NUM_STEPS]
@@ -198,7 +179,7 @@ def in_pieces(mixer: Mixer, x_BTD: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def example(length: int, dim: int, device: torch.device, scale: float = INPUT_SCALE) -> tuple[Tensor, Tensor]:
-    """Return an input and the weights of the sum of outputs that gradients are taken of, (B, T, D) float32 each."""
+    """Return an input and the weights of the summed outputs, (B, T, D) float32 each."""
     # On the CPU: generators of two devices give different numbers.
     generator = torch.Generator().manual_seed(length)
     shape = (2, BATCH_SIZE, length, dim)
@@ -207,7 +188,7 @@ def example(length: int, dim: int, device: torch.device, scale: float = INPUT_SC
 
 
 def exact(x: Tensor) -> Tensor:
-    """Round x to numbers that bfloat16 has too, so that rounding it is no part of the error."""
+    """Round x to numbers that bfloat16 has too."""
     return x.bfloat16().to(x.dtype)
 
 
@@ -218,7 +199,7 @@ def _in_precision(mixer: Mixer, form: Callable[[Tensor], Tensor], length: int, p
     x_BTD.requires_grad_()
     with computing(precision, weight.device):
         output_BTD = form(x_BTD.to(torch.bfloat16) if precision == "bfloat16" else x_BTD)
-        # Inside, because the products of the backward pass obey the same setting of float32's precision.
+        # Inside, because the products of the backward pass obey the same setting.
         return _computed(mixer, x_BTD, output_BTD, weight_BTD.to(output_BTD.dtype))
 
 
@@ -231,11 +212,7 @@ def _computed(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tenso
 
 
 def compare(actual: Computed, expected: Computed, case: Case = USUAL, rounded: Computed | None = None) -> Deviation:
-    """Return the relative errors of what a backend computed.
-
-    Args:
-        rounded: `by_rounded_definition`; errors up to ROUNDING_FACTOR times of its are none.
-    """
+    """Return the relative errors of a backend; `rounded`, a `by_rounded_definition`, excuses some."""
     least = 1.0 if expected.output_BTD.shape[1] == 1 else SMALLEST_MATRIX
     by_name = {
         name: parameter_error(

@@ -1,4 +1,4 @@
-"""DeltaNet: a memory without decay, in which each key overwrites the value that it finds."""
+"""DeltaNet: a memory without decay, in which each key overwrites its former value."""
 
 from typing import ClassVar
 
@@ -16,8 +16,7 @@ class DeltaNet(RecurrentMixer):
 
         S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T,   y_t = S_t^T q_t / sqrt(K)
 
-    q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)). The options are the paper's: q and k
-    of length 1, a convolution of four taps, a norm and no gate on the output.
+    q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)). The options are the paper's.
     """
 
     operator = DELTA_RULE
@@ -29,7 +28,7 @@ class DeltaNet(RecurrentMixer):
     )
 
     num_steps: ClassVar[int] = 1
-    """Steps of the delta rule a position, each with a key, a value and a strength of its own."""
+    """Steps of the delta rule a position, each with its own key, value and strength."""
 
     def add_parts(self) -> None:
         self.max_beta = 2 if self.negative_eigenvalues else 1
@@ -37,6 +36,5 @@ class DeltaNet(RecurrentMixer):
         self.move_last("norm", "output")
 
     def signals(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Return log decay and beta."""
         beta_BTH = self.beta(x_BTD).to(accumulation_dtype(x_BTD.dtype))
         return beta_BTH.new_zeros(*x_BTD.shape[:2], self.heads), self.max_beta * beta_BTH.sigmoid()

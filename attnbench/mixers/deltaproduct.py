@@ -1,4 +1,4 @@
-"""DeltaProduct: several steps of the delta rule a position, whose product turns the state further than one can."""
+"""DeltaProduct: several steps of the delta rule a position."""
 
 from typing import Any, ClassVar
 
@@ -17,10 +17,8 @@ class DeltaProduct(GatedDeltaNet):
         S_t,0 = a_t S_{t-1,n},   S_t,j = (I - b_t,j k_t,j k_t,j^T) S_t,{j-1} + b_t,j k_t,j v_t,j^T,
         y_t = S_t,n^T q_t / sqrt(K)
 
-    The keys, values and strengths of the sub-steps are projections of their own of the same x_t. q, k and v come
-    through a short convolution and SiLU, b = 2 sigmoid(beta(x_t)), a_t as in Gated DeltaNet.
-
-    The options are the paper's, n = 2 and b in 0..2, in its gated form. Its decays are drawn as in Mamba-2, which is
+    Each sub-step has its own projections of x_t. q, k and v come through a short convolution and SiLU, b = 2
+    sigmoid(beta(x_t)), a_t as in Gated DeltaNet. The options are the paper's gated form, whose decays are
     decay_init=paper.
     """
 

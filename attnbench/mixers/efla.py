@@ -1,4 +1,4 @@
-"""EFLA: DeltaNet with the exact solution of the differential equation whose Euler step the delta rule is."""
+"""EFLA: DeltaNet with the exact solution of the differential equation behind the delta rule."""
 
 from typing import Any, ClassVar
 
@@ -17,10 +17,8 @@ class EFLA(DeltaNet):
         S_t = (I - b'_t k_t k_t^T) S_{t-1} + b'_t k_t v_t^T,   y_t = S_t^T q_t / sqrt(K),
         b'_t = (1 - exp(-b_t k_t.k_t)) / k_t.k_t
 
-    It is dS/dt = -k k^T S + k v^T followed for a time of b_t. Of what S holds along k, exp(-b_t k.k) is left, never
-    less than 0, so that no key need be normed. q, k and v come through a short convolution and SiLU, b_t =
-    sigmoid(beta(x_t)). The options are the paper's: DeltaNet's, with keys of any length. Here the query has any length
-    too, over sqrt(K).
+    This solves dS/dt = -k k^T S + k v^T over a time of b_t, where the delta rule takes an Euler step; keys need no
+    norm. q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)). The options are the paper's.
     """
 
     qk_norm: bool = option(False, "query and key of length 1; beta' is then 1 - exp(-beta)")
@@ -46,8 +44,8 @@ def exact_strength(beta_BTH: Tensor, key_BTHK: Tensor) -> Tensor:
     """Return b' = (1 - exp(-b k.k)) / k.k, in the dtype of b; b itself for a key of 0."""
     square_BTH = key_BTHK.to(beta_BTH.dtype).square().sum(-1)
     time_BTH = beta_BTH * square_BTH
-    # Near 0 by the series, whose next term is time²/6, as the quotient's gradient there loses its digits. The other
-    # branch is kept finite, because a NaN that is not taken still reaches the gradient.
+    # Near 0 a series, as the quotient's gradient loses digits. The branch not taken must be finite: its NaN would reach
+    # the gradient.
     is_small = time_BTH < 1e-4
     share_BTH = -torch.expm1(-time_BTH) / time_BTH.where(~is_small, 1.0)
     return beta_BTH * torch.where(is_small, 1 - time_BTH / 2, share_BTH)

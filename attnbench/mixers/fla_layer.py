@@ -14,17 +14,13 @@ INSTALL = "pip install 'flash-linear-attention>=0.6,<0.7'"
 
 
 class FlaLayer(Adapter):
-    """A layer of fla.layers, with its own projections, convolution, norm and gate: no part of attnbench stands around
-    it, and recipes do not reach it. The library's version is part of a result's identity. The layer only trains and
-    scores: attnbench does not call its caches. It has no FLOPs, as its kernels are not counted.
+    """A layer of fla.layers with its own projections, convolution, norm and gate; recipes do not reach it. It only
+    trains and scores: attnbench does not call its caches. The library's version is part of a result's identity.
 
     Args:
         layer: name of the class in fla.layers.
         options: of its constructor, checked against its signature. The model gives hidden_size, head_dim, num_heads and
             layer_idx to a signature that names them, unless the options do.
-
-    Raises:
-        UserError: no CUDA, no library, no such layer, or options that it has not.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("fla",)
@@ -51,7 +47,6 @@ class FlaLayer(Adapter):
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Refuse a device without CUDA, a machine without the library, and a compiler that is wrong about it."""
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
         words = f"attn=fla attn.layer={options.get('layer')}"
         if device_type != "cuda":
@@ -73,7 +68,6 @@ class FlaLayer(Adapter):
         """Return None: torch dispatches none of its kernels."""
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        """Call the layer; of its output, attention weights and cache, the output."""
         return self.inner(x_BTD)[0].to(x_BTD.dtype)
 
 

@@ -17,19 +17,17 @@ from attnbench.settings.options import option
 
 
 class Flash(Softmax):
-    """The function that Softmax computes, with the same parameters, in memory that grows with the length alone.
+    """Softmax's function and parameters, in memory that grows linearly with the length.
 
-    `backend` changes the speed, not the result beyond rounding. On CUDA, unless said otherwise, each is for bfloat16
-    and for head widths that are multiples of 8.
+    `backend` changes the speed, not the result beyond rounding. On CUDA, unless stated otherwise, for bfloat16 and head
+    widths that are multiples of 8:
 
     - `sdpa`: the flash kernel of torch's scaled_dot_product_attention; widths up to 256. The only one on a CPU.
     - `cudnn`: NVIDIA's kernel behind the same function; widths up to 128.
     - `flash_attn`: the package of that name; widths up to 256.
-    - `triton`: our own, for float32 too; any width up to 128. Without qk_norm it trains on what the projection made as
-      it is: it rotates and splits query, key and value itself. It alone decodes with a kernel; the others decode by
-      Softmax's product over the whole cache.
-    - `auto`: triton with a window. Without: on a CPU sdpa; on CUDA triton in float32 and tf32, and in bfloat16 cudnn,
-      the fastest from 1,024 positions on (at 256 triton is, by 4 %), or sdpa for heads wider than 128.
+    - `triton`: our own, for float32 too; any width up to 128. It alone decodes with a kernel.
+    - `auto`: triton with a window. Without: sdpa on a CPU; on CUDA triton in float32 and tf32, in bfloat16 cudnn, or
+      sdpa for wider heads.
     """
 
     window: int | None = option(

@@ -1,4 +1,4 @@
-"""Operations of a mixer's definition, counted as torch dispatches them, to hold what `mixing_flops` states against."""
+"""Operations of a mixer's definition, counted as torch dispatches them, to check `mixing_flops`."""
 
 import math
 from collections.abc import Iterator
@@ -15,36 +15,33 @@ from attnbench.mixers.base import Mixer
 from attnbench.mixers.layers import ShortConvolution
 
 ELEMENTWISE = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "lerp": 3, "addcmul": 2, "addcdiv": 2}
-"""Operations for each element of the result. Exponentials and other functions of one number are counted nowhere."""
+"""Operations for each element of the result. Functions of one number, as exponentials, count nothing."""
 
 COMPLEX_PRODUCT = 6
-"""Real operations of a product of two complex numbers."""
 
 SUMS = ("sum", "mean", "cumsum", "cumprod", "prod")
 """Reductions that count one operation for each element of the operand."""
 
 PRODUCTS_WITH_A_VECTOR = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1}
-"""Products without a formula of torch: two operations for each element of the operand with this index."""
+"""Products that torch has no formula for: two operations for each element of the operand with this index."""
 
 FFT_OPERATIONS = 5
-"""A Fourier transform of N complex numbers counts FFT_OPERATIONS · N · log2 N, as benchmarks of FFTs do, and one
-between real and complex numbers half of that. N is the padded length."""
+"""A complex Fourier transform of N numbers (after padding) counts FFT_OPERATIONS · N · log2 N, a real one half of
+that."""
 
 SHARED = ("attnbench.mixers.layers", "attnbench.mixers.around", "torch.nn.")
-"""Starts of the modules' names whose layers count their products alone."""
+"""Starts of the names of modules whose layers count their products alone."""
 
 
-class UncountableError(Exception):
-    """Operator without a formula for its operations."""
+class UncountableError(Exception): ...
 
 
 class OperationCounter(TorchDispatchMode):
-    """Add up, while entered, the operations of products, by torch's formulas, and those of single elements.
+    """Add up, while entered, the operations of products, by torch's formulas, and of single elements.
 
     Args:
-        length: positions of the sequence, a prime that divides no other size. A tensor whose size it divides twice
-            holds something for every pair of positions, of which a causal algorithm needs those on and below the
-            diagonal alone: so many are counted of a masked form.
+        length: number of positions, a prime that divides no other size. A tensor whose size it divides twice holds all
+            pairs of positions; only the causal ones are counted.
     """
 
     def __init__(self, length: int) -> None:
@@ -69,7 +66,7 @@ class OperationCounter(TorchDispatchMode):
         packet, name = func.overloadpacket, func.overloadpacket.__name__.rstrip("_")
         if packet in flop_registry:
             products = flop_registry[packet](*args, **kwargs, out_val=out)
-            # An outer product adds nothing up.
+            # An outer product has no sums.
             return products / 2 if name in ("mm", "bmm") and args[0].shape[-1] == 1 else products
         if name in ("_fft_r2c", "_fft_c2r", "_fft_c2c"):
             # The real side of a transform has all N numbers.
@@ -86,29 +83,26 @@ class OperationCounter(TorchDispatchMode):
             return 0
         each = 1 if name in SUMS else ELEMENTWISE.get(name, 0)
         if out.is_complex():
-            # Real operations: a complex product is four products and two sums.
+            # A complex product is four real products and two sums.
             each *= COMPLEX_PRODUCT if name in ("mul", "div") else 2
         return each * (args[0] if name in SUMS else out).numel()
 
 
 def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
-    """Count operations of `mixer.reference` on one sequence, without those that a model counts by itself: each matrix,
-    once a position, and what norms, gates and the like do to single elements.
-
-    Raises:
-        UncountableError: the definition runs an operator that torch knows no formula of.
-    """
+    """Count operations of `mixer.reference` on one sequence, without those that a model counts itself: each matrix once
+    a position, and elementwise work of norms and gates. Raise UncountableError for an operator that torch has no
+    formula for."""
     weight = next(mixer.parameters())
     x_BTD = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(0)).to(weight)
     matrices = sum(
-        # A short convolution is no product: as its taps are not counted, they are not subtracted.
+        # The taps of a short convolution are not counted, so they are not subtracted.
         parameter.numel() * (parameter.dim() > 1)
         for module in mixer.modules()
         if not isinstance(module, ShortConvolution)
         for parameter in module.parameters(recurse=False)
     )
     counter = OperationCounter(length)
-    # Attention of torch in its written-out form: the fused one of a CPU has no formula.
+    # torch's fused attention on a CPU has no formula.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _shared_parts(mixer, counter), counter:
         mixer.reference(x_BTD)
     return counter.total - 2 * matrices * length
@@ -116,7 +110,6 @@ def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
 
 @contextmanager
 def _shared_parts(mixer: Mixer, counter: OperationCounter) -> Iterator[None]:
-    """Have, while entered, the layers of `SHARED` count their products alone."""
 
     def enter(module: nn.Module, inputs: Any) -> None:
         counter.shared_depth += 1

@@ -1,4 +1,4 @@
-"""Forgetting Transformer: softmax attention whose scores lose what forget gates have let go between two positions."""
+"""Forgetting Transformer: softmax attention with forget gates added to its scores."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ from attnbench.settings.options import option
 
 
 class ForgettingState(NamedTuple):
-    """Softmax's cache, and what each of its positions has been forgotten by."""
+    """Softmax's cache, and the forgetting of each of its positions."""
 
     key_BSHK: Tensor
     value_BSHK: Tensor
@@ -32,15 +32,14 @@ class Fox(Softmax):
 
         y_t = sum_(s <= t) w_ts v_s,   w_ts proportional to exp(q_t . k_s / sqrt(K) + log f_(s+1) + ... + log f_t)
 
-    with a gate f_t = sigmoid(forget(x_t) + forget_bias) a query head: the decay a_t of a linear recurrence, put into
-    the scores. It tells positions apart, so there are no rotary positions, as in the paper.
+    with a gate f_t = sigmoid(forget(x_t) + forget_bias) a query head. It tells positions apart, so there are no rotary
+    positions, as in the paper.
 
-    The yaml is the paper's FoX (Pro): norms of query, key and output, a sigmoid gate. Ours differs in that keys and
-    values are mixed with those of the position before by no shift of their own (conv_size does what that did), in the
-    output norm over each head instead of over all, and in `decay_init`.
+    The options are the paper's FoX (Pro). Ours differs in the paper's shift of keys and values, in place of which
+    stands conv_size, and in an output norm of each head instead of all together.
 
     `backend` changes the speed, not the result beyond rounding. `torch` writes the weights out. `triton` is Flash's
-    kernel of that name, which adds the gates to the scores itself; it also decodes with a kernel.
+    kernel, which adds the gates to the scores; it also decodes.
     """
 
     rotary_theta, qk_norm, output_norm, output_gate = None, True, True, "sigmoid"
@@ -63,7 +62,6 @@ class Fox(Softmax):
             self.forget_bias.copy_(spread_H if self.decay_init == "spread" else torch.zeros_like(spread_H))
 
     def log_decay(self, x_BTD: Tensor) -> Tensor:
-        """Return log f_t of every query head, (B, T, H), in float32 at least."""
         dtype = accumulation_dtype(x_BTD.dtype)
         return F.logsigmoid(self.forget(x_BTD).to(dtype) + self.forget_bias)
 

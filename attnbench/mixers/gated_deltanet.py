@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a memory that decays, and in which each key overwrites the value that it finds."""
+"""Gated DeltaNet: a memory that decays, and in which each key overwrites its former value."""
 
 from typing import Any, ClassVar
 
@@ -18,12 +18,10 @@ class GatedDeltaNet(DeltaNet):
 
         M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
 
-    q, k and v come through a short convolution and SiLU; a_t = exp(-exp(log_decay_rate) softplus(decay(x_t) +
-    decay_bias)) as in Mamba-2, not below exp(-MAX_FORGETTING), b_t = sigmoid(beta(x_t)).
+    q, k and v come through a short convolution and SiLU; b_t = sigmoid(beta(x_t)); a_t = exp(-exp(log_decay_rate)
+    softplus(decay(x_t) + decay_bias)), at least exp(-MAX_FORGETTING).
 
-    `decay_init` sets the rate, exp(log_decay_rate), and the time step, softplus(decay_bias), see `init_decay`. With the
-    paper's values it is luck whether a model of one head can remember the beginning of a sequence; and one that forgets
-    slowly learns recall sooner.
+    With the paper's `decay_init` it is luck whether a model of one head remembers the beginning of a sequence.
     """
 
     decays = True
@@ -49,8 +47,8 @@ class GatedDeltaNet(DeltaNet):
 
     def _decay_and_beta(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         if x_BTD.shape[1] == 1:
-            # As in FeedForward: autocast keeps the cast weights of both, and a step casts none again.
+            # As in FeedForward, autocast caches the casts of two separate weights.
             return self.decay(x_BTD), self.beta(x_BTD)
-        # One product: by themselves both are too narrow for a GPU's matrix units.
+        # One product: each alone is too narrow for a GPU's matrix units.
         both_BTC = F.linear(x_BTD, torch.cat([self.decay.weight, self.beta.weight]))
         return both_BTC.tensor_split((self.heads,), dim=-1)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet-2: a memory in which each key erases channel by channel, and is written channel by channel."""
+"""Gated DeltaNet-2: a memory in which each key erases and writes channel by channel."""
 
 from torch import Tensor
 
@@ -15,10 +15,9 @@ class GatedDeltaNet2(KimiDeltaAttention):
         S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t / sqrt(K)
         e = k,   r = b * k,   u = w * v
 
-    As Kimi Delta Attention, whose decay and options it has, but for the strengths: b_t = sigmoid(erase(x_t)) a number a
-    key channel, w_t = sigmoid(write(x_t)) one a value channel. Where all of them are equal in a head it is Kimi Delta
-    Attention. With rotary positions the two key channels that are turned together are erased alike, by the mean of
-    their strengths.
+    Kimi Delta Attention with strengths of channels: b_t = sigmoid(erase(x_t)) of key channels, w_t =
+    sigmoid(write(x_t)) of value channels. With rotary positions both key channels of a pair get the mean of their
+    strengths.
     """
 
     negative_eigenvalues: bool = option(False, "erasure in 0..2 instead of 0..1; what is written stays in 0..1")

@@ -1,4 +1,4 @@
-"""Gated linear attention: a sum of keys times values of which every key channel forgets at a pace of its own."""
+"""Gated linear attention: a sum of keys times values that every key channel forgets at its own pace."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from attnbench.ops.diagonal.diagonal_decay import DIAGONAL_DECAY
 from attnbench.settings.options import option
 
 TEMPER = 16
-"""Root that is drawn of the gate: one of a half forgets half of the memory in so many positions."""
+"""Root of the gate: a half-open gate halves the memory in as many positions."""
 
 
 class GatedLinearAttention(RecurrentMixer):
@@ -25,8 +25,7 @@ class GatedLinearAttention(RecurrentMixer):
 
     a_t = sigmoid(decay(x_t) + decay_bias)^(1/16), decay of low rank; k and v straight from the projection.
 
-    The paper: no convolution, no positions, RMS norm and SiLU gate; V = 2K = dim / heads. Ours differs in V = K, where
-    K heads times head_width are the model's width, in an output gate without bias, and in `decay_init`.
+    The paper has V = 2K = dim / heads and a bias in its output gate.
     """
 
     operator, decays = DIAGONAL_DECAY, True

@@ -1,4 +1,4 @@
-"""HGRN2: every key channel forgets at a pace of its own, and writes what it makes room for."""
+"""HGRN2: every key channel forgets at its own pace, and the key is what it forgets."""
 
 import math
 from typing import ClassVar
@@ -16,7 +16,7 @@ from attnbench.ops.layers.rotary import rotate_both
 from attnbench.settings.options import option
 
 SHARE_OF_BOUND = 0.9
-"""Largest initial -log a_t, as a share of what the lower bound allows."""
+"""Largest initial -log a_t, as a share of the lower bound's."""
 
 
 class HGRN2(RecurrentMixer):
@@ -24,12 +24,10 @@ class HGRN2(RecurrentMixer):
 
         S_t = Diag(a_t) S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t / sqrt(K),   k_t = 1 - a_t
 
-    a_t = c + (1 - c) sigmoid(f(x_t) + decay_bias) with c = layer / num_layers, so that later layers remember longer;
-    q = silu(projection), v straight from the projection.
+    a_t = c + (1 - c) sigmoid(f(x_t) + decay_bias) with c = layer / num_layers: later layers remember longer. q =
+    silu(projection), v straight from the projection.
 
-    The paper: K = V = 128, no convolution, no positions, RMS norm, no gate. Ours differs in a bound that is a constant,
-    where the paper's begins there and is learned; in a norm of each head instead of all of them together; in a query
-    that is scaled, which that norm undoes; and in `decay_init`.
+    The paper has K = V = 128, learns the bound from this start, and norms all heads together.
     """
 
     layer: int

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: a memory whose key channels decay each at its own pace, and in which each key overwrites."""
+"""Kimi Delta Attention: key channels decay each at its own pace, and each key overwrites its former value."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 
 WIDEST_FLA = 256
-"""Key channels a head that the library's kernels take at most."""
+"""Largest number of key channels a head in the library's kernels."""
 
 
 class KimiDeltaAttention(RecurrentMixer):
@@ -24,12 +24,11 @@ class KimiDeltaAttention(RecurrentMixer):
         S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t / sqrt(K),   e = k,  r = b k,  u = b v
 
     q, k and v come through a short convolution and SiLU; b_t = sigmoid(beta(x_t)), a number a head; log a_t =
-    -exp(log_decay_rate) softplus(decay(x_t) + decay_bias), a rate a head and decay of low rank, not below
-    -MAX_FORGETTING. With decays that are alike in a head's channels it is Gated DeltaNet.
+    -exp(log_decay_rate) softplus(decay(x_t) + decay_bias), a rate a head and decay of low rank, at least
+    -MAX_FORGETTING.
 
-    The paper: K = V = 128, convolution over 4, no positions, RMS norm, a sigmoid gate of low rank, both ranks V. Ours
-    differs in maps of low rank without biases but the decay's, an eps of 1e-6 in the norm, theirs 1e-5, and
-    `decay_init`, see mixers/decay.py, whose `paper` is as flash-linear-attention 0.6 has it.
+    The paper has K = V = 128, biases in its maps of low rank, and an eps of 1e-5 in the norm; `decay_init=paper` is as
+    in flash-linear-attention 0.6.
     """
 
     operator, decays = DIAGONAL_DECAY, True
@@ -56,7 +55,6 @@ class KimiDeltaAttention(RecurrentMixer):
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Refuse, too, heads that the library's kernels are too narrow for."""
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
         width = options.get("head_width")
         if backend == "fla" and width is not None and width > WIDEST_FLA:
@@ -75,12 +73,11 @@ class KimiDeltaAttention(RecurrentMixer):
         return log_decay_BTHK, *self.strengths(x_BTD)
 
     def add_strengths(self) -> None:
-        """Create the maps to what `strengths` returns."""
+        """Create the maps of `strengths`."""
         self.beta = Projection(self.dim, self.heads)
 
     def strengths(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how strongly each position erases and writes, in float32 at least: a number a head, the same tensor
-        twice, or one for every channel."""
+        """Return strengths of erasing and writing, a number a head or one for every channel."""
         beta_BTH = self.beta(x_BTD).to(accumulation_dtype(x_BTD.dtype)).sigmoid()
         beta_BTH1 = (self.max_erasure * beta_BTH)[..., None]
         return beta_BTH1, beta_BTH1

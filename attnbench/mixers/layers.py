@@ -1,7 +1,4 @@
-"""Layers that several mixers and the model share: projection, norm, feed-forward, short convolution.
-
-Every module with parameters initialises itself through `init_weights(generator, num_branches)`; see `Mixer`.
-"""
+"""Layers that several mixers and the model share: projection, norm, feed-forward, short convolution."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -19,25 +16,20 @@ INITIAL_DEVIATION = 0.02
 
 
 class Projection(nn.Linear):
-    """A linear map without bias. With `residual` its output is added to the residual stream: the more branches there
-    are, the smaller it starts."""
+    """A linear map without bias. `residual`: its output is added to the residual stream."""
 
     def __init__(self, in_features: int, out_features: int, *, residual: bool = False) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.residual = residual
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Normal with INITIAL_DEVIATION, over sqrt(num_branches) where it writes to the residual stream (GPT-2)."""
+        """Normal with INITIAL_DEVIATION, over sqrt(num_branches) for the residual stream (GPT-2)."""
         deviation = INITIAL_DEVIATION / num_branches**0.5 if self.residual else INITIAL_DEVIATION
         nn.init.normal_(self.weight, std=deviation, generator=generator)
 
 
 class LowRank(nn.Module):
-    """A linear map without bias of low rank, up(activation(down(x))). The rank comes from `setting`.
-
-    Raises:
-        UserError: a rank below 1.
-    """
+    """A linear map without bias of low rank, up(activation(down(x))). `setting` names the rank in messages."""
 
     def __init__(
         self,
@@ -73,8 +65,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm x; keeps shape and dtype."""
-        # Compiled, torch's is fused with what surrounds it, and its trace can be cached for the next process.
+        # Compiled, torch's norm is fused with its neighbours, and its trace can be cached.
         if torch.compiler.is_compiling():
             return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
         if x.device.type == "cpu":
@@ -88,14 +79,14 @@ class RMSNorm(nn.Module):
 
 
 class _RMSNormCPU(torch.autograd.Function):
-    """RMSNorm in few passes over the memory, for a CPU: torch's, which is not fused there, takes twice as long.
+    """RMSNorm in few passes over memory, for a CPU: torch's takes twice as long there.
 
     With n = x r, r = 1 / sqrt(mean(x²) + eps) and g = dL/dy, row by row:
 
         dL/dx = r (g w - n mean(g w n)),   dL/dw = sum over rows of g n
     """
 
-    # Nothing below is updated in place but what the gradient made: under vmap either of x and w may be one for all.
+    # Under vmap x or w may be shared, so nothing but the new gradient is updated in place.
     generate_vmap_rule = True
 
     @staticmethod
@@ -114,7 +105,7 @@ class _RMSNormCPU(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         gradient = gradient.to(x.dtype)
         wide_weight = weight.to(x.dtype)
-        # LayerNorm's fused gradient around a mean of zero also takes away mean(g w), which is given back.
+        # LayerNorm's fused gradient around a mean of zero also subtracts mean(g w), which is added back.
         of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
             gradient, x, weight.shape, torch.zeros_like(scale), scale, wide_weight, None, [True, True, False]
         )
@@ -123,19 +114,17 @@ class _RMSNormCPU(torch.autograd.Function):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020). On a GPU gate and up are one matrix product."""
+    """SwiGLU: down(silu(gate(x)) × up(x)) (Shazeer, 2020)."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        # On a CPU two products: contiguous results and gradients save more there than one larger product gains.
+        # On a CPU two products with contiguous results are faster than one larger product.
         self.gate = Projection(dim, width)
         self.up = Projection(dim, width)
         self.down = Projection(width, dim, residual=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D), or (B, D) in a step of decoding."""
-        # Two in a step as well: autocast keeps its cast of each weight, but not of both in one, and every step would
-        # join and cast them again.
+        # Two in a step too: autocast caches its cast of each weight, but not of both joined.
         if x_BTD.dim() == 2 or not on_kernels(x_BTD):
             return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
         from attnbench.ops.layers.triton.swiglu import swiglu
@@ -145,7 +134,7 @@ class FeedForward(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """y_t = sum_i weight_i x_(t - size + 1 + i), channel by channel: a position sees itself and size - 1 before it."""
+    """y_t = sum_i weight_i x_(t - size + 1 + i), channel by channel."""
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
@@ -159,11 +148,8 @@ class ShortConvolution(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
     def forward(self, x_BTC: Tensor, history_BWC: Tensor | None = None, *, activation: bool = False) -> Tensor:
-        """Convolve T positions, and apply SiLU with `activation`.
-
-        Args:
-            history_BWC: the size - 1 inputs before the first, updated in place to the last ones; None: zeros.
-        """
+        """Convolve T positions, and apply SiLU with `activation`. `history_BWC`: the size - 1 inputs before the first,
+        updated in place; None: zeros."""
         length, taps = x_BTC.shape[1], self.size - 1
         past_BWC = None if history_BWC is None else history_BWC.to(x_BTC.dtype)
         if on_kernels(x_BTC) and 2 <= self.size <= 8:

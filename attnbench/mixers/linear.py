@@ -12,8 +12,6 @@ from attnbench.settings.options import option
 
 
 class LinearState(NamedTuple):
-    """Memory of the past; its size does not depend on the length."""
-
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     history_BWC: Tensor
@@ -25,8 +23,8 @@ class LinearAttention(RecurrentMixer):
 
         S_t = S_{t-1} + f(k_t) v_t^T,   z_t = z_{t-1} + f(k_t),   y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps)
 
-    With rotary positions S is written and read by the turned features R_t f(k_t) and R_t f(q_t) (Su et al., 2021, eq.
-    19). In z they stay as they are: turned ones are negative too, and a sum of theirs can vanish.
+    Rotary positions turn the features in S alone (Su et al., 2021, eq. 19): turned features are negative too, and their
+    sum in z could vanish.
     """
 
     operator, state_class = LINEAR_ATTENTION, LinearState
@@ -48,7 +46,7 @@ class LinearAttention(RecurrentMixer):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `head_width`, a divisor of the model's width where the number of heads follows from it."""
+        """Vary `head_width`, a divisor of the model's width unless num_heads is given."""
         free = options.get("num_heads") is not None
         return [{"head_width": width} for width in range(1, dim + 1) if free or dim % width == 0]
 
@@ -58,7 +56,7 @@ class LinearAttention(RecurrentMixer):
         return (feature(query, self.feature_map), feature(key, self.feature_map), value, angles), x_BTD
 
     def packed_inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[Any, ...]:
-        """Return query, key and value side by side, the angles and the feature map that is left for our kernel."""
+        """Return query, key and value side by side, the angles, and the feature map that our kernel has to apply."""
         if not self.qk_norm and self.feature_map != "softmax":
             history_BWC = None if state is None else state.history_BWC
             return self.query_key_value.packed(x_BTD, history_BWC), angles, self.feature_map

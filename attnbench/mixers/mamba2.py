@@ -19,14 +19,11 @@ class Mamba2(StateSpace):
 
         S_t = a_t S_{t-1} + k_t (d_t v_t)^T,   y_t = S_t^T q_t + skip v_t,   a_t = exp(-exp(log_decay_rate) d_t)
 
-    q, k and v come through a short convolution and SiLU; d_t = softplus(step(x_t) + step_bias). a_t is not below
+    q, k and v come through a short convolution and SiLU; d_t = softplus(step(x_t) + step_bias). a_t is at least
     exp(-MAX_FORGETTING).
 
-    The paper: twice the model's width in heads of 64 values, N = 128, a convolution of 4 taps with a bias, and no
-    feed-forward in its block. Ours differs in four places. Its block has the model's feed-forward, which
-    model.feed_forward_width=0 takes away (then match_by=layers). The convolution has no bias. Where the paper gates by
-    SiLU and then norms all heads together, the norm is a head's own and comes before the gate. And its initial decays,
-    of the rate, exp(log_decay_rate), times the step, softplus(step_bias), are a choice, `decay_init`.
+    The paper has N = 128 and no feed-forward in its block (here model.feed_forward_width=0 with match_by=layers); its
+    convolution has a bias; it gates before one norm over all heads, here each head is normed before the gate.
     """
 
     operator, activation = SCALAR_DECAY, True
@@ -45,7 +42,6 @@ class Mamba2(StateSpace):
         nn.init.ones_(self.skip)
 
     def signals(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log decay and step."""
         step_BTH = F.softplus(at_least_float32(self.step_size(x_BTD)) + self.step_bias)
         forgetting_BTH = self.log_decay_rate.to(step_BTH.dtype).exp() * step_BTH
         return -forgetting_BTH.clamp(max=MAX_FORGETTING), step_BTH

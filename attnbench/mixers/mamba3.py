@@ -24,16 +24,13 @@ from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.options import option
 
 MIN_RATE = 1e-4
-"""Smallest rate of the decay."""
 
 
 class Mamba3State(NamedTuple):
-    """Memory of the past; its size does not depend on the length."""
-
     memory_BHKV: Tensor
     key_BHK: Tensor
     value_BHV: Tensor
-    """Last position's, which the next one writes again, with a weight that it decides."""
+    """The last position's key and value; the next position completes their weight."""
     angle_BHA: Tensor
     """Sum of all angles so far, within a full turn."""
     history_BWC: Tensor
@@ -60,19 +57,14 @@ class Mamba3(StateSpace):
 
         S_t = a_t S_{t-1} + (1 - l_t) d_t a_t k_{t-1} v_{t-1}^T + l_t d_t k_t v_t^T,   y_t = S_t^T q_t + skip v_t
 
-    In the paper d is Delta and l is lambda. log a_t = -d_t r_t, not below -MAX_FORGETTING, of a rate r_t =
-    softplus(decay(x_t) + decay_bias), at least MIN_RATE, and a step d_t = softplus(step(x_t) + step_bias); l_t =
-    sigmoid(mixture(x_t)). q and k of all heads are one each, normed, and shifted by a bias of each head. Then the first
-    half of their channels is turned, in pairs, by the sum over positions 1 ... t of d_t pi tanh(angle(x_t)).
+    log a_t = -d_t r_t, at least -MAX_FORGETTING, with a rate r_t = softplus(decay(x_t) + decay_bias), at least
+    MIN_RATE, and a step d_t = softplus(step(x_t) + step_bias); l_t = sigmoid(mixture(x_t)). All heads share q and k,
+    normed, with a bias of each head. The first half of their channels is turned, in pairs, by the sum over positions 1
+    ... t of d_t pi tanh(angle(x_t)). So position j is written with l_j d_j + (1 - l_{j+1}) d_{j+1}, and reads itself
+    with l_j d_j alone.
 
-    So position j is written with l_j d_j + (1 - l_{j+1}) d_{j+1}, and reads itself with l_j d_j alone. The last key and
-    value stay in the state, and the next position completes their weight.
-
-    The paper: twice the model's width in heads of 64 values, N = 128, no convolution, RMS norm and biases of ones on
-    query and key, no norm of the output, a SiLU gate, and a feed-forward between its blocks, as here. Ours differs in
-    the bias of the rate, in which `decay_init` spreads the half-lives: steps of 0.01 and rates by ratio over the heads,
-    as steps that were spread would have a fast head write hundreds of times as strongly as a slow one. Its variant of
-    many inputs and outputs (MIMO) is not here.
+    The paper has N = 128. decay_init=spread keeps steps at 0.01: with varied steps a fast head would write hundreds of
+    times as strongly as a slow one.
     """
 
     operator, state_class, least_width = LAGGED_SCALAR_DECAY, Mamba3State, 2
@@ -90,7 +82,7 @@ class Mamba3(StateSpace):
         self.key_norm = Shifted(self.key_norm, self.heads, self.key_width)
         self.step_size, self.decay = Projection(self.dim, self.heads), Projection(self.dim, self.heads)
         self.mixture = Projection(self.dim, self.heads)
-        # Of a width of 2 or 3 one pair is all that can turn.
+        # A width of 2 or 3 has one pair that turns.
         self.angle = Projection(self.dim, max(self.key_width // 4, 1))
         self.decay_bias, self.step_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(2))
         self.add_skip()
@@ -112,7 +104,7 @@ class Mamba3(StateSpace):
         nn.init.ones_(self.skip)
 
     def signals(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Return log a, l d and (1 - l) d of every position, (B, T, H), and the angles that it adds, (B, T, H, A)."""
+        """Return log a, l d and (1 - l) d, (B, T, H), and the angles that each position adds, (B, T, H, A)."""
         decay, step, mixture, angle = (
             at_least_float32(gate(x_BTD)) for gate in (self.decay, self.step_size, self.mixture, self.angle)
         )
@@ -176,5 +168,5 @@ class Mamba3(StateSpace):
 
 
 def next_of(completing_BTH: Tensor) -> Tensor:
-    """Return each position's value of the next one; the last one's is not known yet, and 0."""
+    """Return each position's value at the next one; 0 at the last, where it is not known yet."""
     return F.pad(completing_BTH[:, 1:], (0, 0, 0, 1))

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads come from one narrow latent, which alone is cached."""
+"""Multi-head latent attention: keys and values of all heads come from one cached narrow latent."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ class LatentState(NamedTuple):
     latent_BSC: Tensor
     rotary_key_BSK: Tensor
     position: Tensor
-    """Number of positions seen: an int64 scalar on the device."""
     history_BWC: Tensor
 
 
@@ -30,17 +29,12 @@ class MLA(Shell):
 
         y_t = sum_(s <= t) w_ts V c_s,   w_ts proportional to exp((q_t . U c_s + o_t . p_s) / sqrt(K + R))
 
-    c = norm(latent(x)) has `latent_width` channels, U and V lead up from it to the K channels of a head, and o_t and
-    p_s have R rotary channels. Training and prefill compute keys U c_s and values V c_s. A step has none of them: with
-    U^T q_t and sum_s w_ts c_s it attends to the latents themselves, through one head of latent_width + R channels that
-    all query heads share, and then goes up by V.
+    c = norm(latent(x)) has `latent_width` channels, U and V map it to the K channels of a head, and o_t and p_s have R
+    rotary channels. Training and prefill compute keys U c_s and values V c_s. A step attends to the latents with U^T
+    q_t, through one head of latent_width + R channels, and applies V to the result.
 
-    Ours differs from the paper's in that the query has no latent of its own (as DeepSeek-V2-Lite's has none), that an
-    optional convolution stands over query, latent and rotary key, and in widths: latent_width is half the model's and
-    R 16, theirs 4 and 1/2 times a head's 128 channels.
-
-    A query's norm covers its rotary channels too, and the rotary key has one. The other channels of a key come from the
-    latent, whose norm is always there: one of their own could not be absorbed.
+    The paper's query has a latent too (DeepSeek-V2-Lite's has none), its widths are 4 and 1/2 times a head's 128
+    channels. qk_norm covers a query's rotary channels and the rotary key.
     """
 
     latent_width: int | None = option(
@@ -74,7 +68,6 @@ class MLA(Shell):
         self.move_last("query_norm", "key_norm", "positions", "norm", "output")
 
     def forward(self, x_BTD: Tensor, state: LatentState | None = None) -> tuple[Tensor, LatentState | None]:
-        """Train without a state; with one, prefill of the T positions that follow."""
         if state is None:
             return self._finish(materialised(*self._inputs(x_BTD), None), x_BTD), None
         start, end = room_for(x_BTD.shape[1], state.position, state.latent_BSC.shape[1])
@@ -87,7 +80,7 @@ class MLA(Shell):
         return self._finish(mixed_BTHV.to(x_BTD.dtype), x_BTD), state
 
     def step(self, x_BD: Tensor, state: LatentState) -> tuple[Tensor, LatentState]:
-        """Mix one position, the up-projections absorbed. Nothing checks that max_length is kept to."""
+        """Mix one position with absorbed up-projections. Nothing checks max_length."""
         query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BD[:, None], state.position, state.history_BWC)
         dtype, index = state.latent_BSC.dtype, state.position[None]
         state.latent_BSC.index_copy_(1, index, latent_BTC.to(dtype))
@@ -98,7 +91,7 @@ class MLA(Shell):
         )
         absorbed_BTHC = torch.einsum("bthk,hkc->bthc", own_BTHK, up_key_HKC)
         key_BSC = torch.cat([state.latent_BSC, state.rotary_key_BSK], dim=-1)
-        # `attend` divides by the root of the absorbed width, and the definition by that of K + R.
+        # `attend` divides by the root of the absorbed width, the definition by that of K + R.
         scale = (key_BSC.shape[-1] / (self.head_width + self.rotary_width)) ** 0.5
         query_BTHC = torch.cat([absorbed_BTHC, rotary_BTHK], dim=-1) * scale
         past_S = state.position - torch.arange(key_BSC.shape[1], device=x_BD.device)
@@ -113,7 +106,7 @@ class MLA(Shell):
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> LatentState:
         device = self.up_key.weight.device
-        # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
+        # Zeros: later positions have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
         return LatentState(
             latent_BSC=torch.zeros(batch_size, max_length, self.latent_channels, dtype=dtype, device=device),
             rotary_key_BSK=torch.zeros(batch_size, max_length, self.rotary_width, dtype=dtype, device=device),
@@ -122,12 +115,10 @@ class MLA(Shell):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Count the pairs of positions s <= t; keys and values led up are matrices, used once a position."""
         widths = {"head_width": self.head_width + self.rotary_width, "value_width": self.head_width}
         return attention_flops(length, self.heads, **widths)
 
     def _inputs(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value by heads, the query and the key with the rotary channels last."""
         query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BTD, 0, None)
         return query_BTHK, *self._up(rotary_key_BTK, latent_BTC)
 
@@ -146,7 +137,7 @@ class MLA(Shell):
         return query_BTHK, rotary_key_BTK, self.latent_norm(latent_BTC)
 
     def _up(self, rotary_key_BSK: Tensor, latent_BSC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys, the rotary channels that all heads share last, and values."""
+        """Return keys, the shared rotary channels last, and values."""
         key_BSHK, value_BSHV = by_heads((self.up_key(latent_BSC), self.up_value(latent_BSC)), self.head_width)
         shared_BSHK = rotary_key_BSK[:, :, None].to(key_BSHK.dtype).expand(-1, -1, self.heads, -1)
         return torch.cat([key_BSHK, shared_BSHK], dim=-1), value_BSHV

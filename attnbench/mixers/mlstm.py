@@ -1,4 +1,4 @@
-"""mLSTM: a matrix memory written by an exponential gate, forgotten by another, and read through a normaliser."""
+"""mLSTM: a matrix memory with an exponential input gate, a forget gate and a normaliser."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +16,7 @@ from attnbench.settings.options import option
 
 
 class MLSTMState(NamedTuple):
-    """Memory of the past, all of it times exp(-maximum); its size does not depend on the length."""
+    """Memory of the past, all of it times exp(-maximum)."""
 
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
@@ -31,17 +31,13 @@ class MLSTM(RecurrentMixer):
 
         S_t = a_t S_{t-1} + k_t (i_t v_t)^T,   n_t = a_t n_{t-1} + i_t k_t,   y_t = S_t^T q_t / max(|n_t . q_t|, 1)
 
-    a_t = sigmoid(-decay(x_t) - decay_bias), the paper's f, not below exp(-MAX_FORGETTING), and i_t = exp(write(x_t)).
-    q, k and v come through a short convolution and SiLU, and q is divided by sqrt(K). All is computed around a running
-    maximum of the gates' logarithms. Rotary positions turn q and k in the normaliser too, of which the absolute value
-    is taken.
+    a_t = sigmoid(-decay(x_t) - decay_bias), the paper's f, at least exp(-MAX_FORGETTING), and i_t = exp(write(x_t)). q,
+    k and v come through a short convolution and SiLU, and q is divided by sqrt(K). Rotary positions turn q and k in the
+    normaliser too.
 
-    The paper: sigmoid or exponential f, biases of f from 3 to 6 over the heads, a convolution of 4 taps and SiLU before
-    query and key, a norm a head, a sigmoid gate of the output. Ours has the sigmoid f, and differs in this: the
-    convolution and SiLU come after the projection, and over the value too; the norm is an RMS norm; there is no
-    bias of query, key, value and i, which for i would multiply S and n alike and be undone by the norm; no skip around
-    the memory; and the block is that of all mixers here, with its feed-forward, instead of one that expands by 2. V =
-    2K is xLSTM 7B's (arXiv 2503.13427).
+    The paper has the convolution and SiLU before the projection to query and key, biases of query, key, value and i, a
+    skip around the memory, and a block that expands by 2 without a feed-forward. V = 2K is xLSTM 7B's (arXiv
+    2503.13427).
     """
 
     operator, state_class, decays = MLSTM_RECURRENCE, MLSTMState, True
@@ -53,7 +49,7 @@ class MLSTM(RecurrentMixer):
 
     @classmethod
     def kernel_widths(cls, options: dict[str, Any]) -> tuple[int, float]:
-        # Of the value any, as the normaliser's column is filled up to 16.
+        # Any value width: the normaliser's column is padded to 16.
         return options["head_width"], 16
 
     def add_parts(self) -> None:
@@ -66,6 +62,5 @@ class MLSTM(RecurrentMixer):
         self.decay_bias.copy_(spread if self.decay_init == "spread" else -torch.linspace(3, 6, self.heads))
 
     def signals(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of f and i."""
         forgetting_BTH = F.softplus(at_least_float32(self.decay(x_BTD)) + self.decay_bias)
         return -forgetting_BTH.clamp(max=MAX_FORGETTING), at_least_float32(self.write(x_BTD))

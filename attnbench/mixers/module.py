@@ -12,23 +12,17 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve_path
 
 CHECK_LENGTH = 24
-"""Positions of the input that a layer is tried on when it is built; before a training its causality is checked again,
-at the length that is trained."""
+"""Positions of the input that a new layer is tried on; before a training causality is checked at the trained length."""
 
 
 class Module(Adapter):
-    """A layer of the user's as it is: no part of attnbench stands around it. It is called with nothing but the input,
-    and returns a tensor of its shape.
+    """A layer of the user's without any part of attnbench around it: a function of (B, T, D) alone.
 
     Args:
-        path: package:Class, found on PYTHONPATH. Named by this command line, or by a yaml of its --config-dir: a
-            checkpoint that names one is refused without the same words.
+        path: package:Class, found on PYTHONPATH. Named on this command line, or in a yaml of its --config-dir, or a
+            checkpoint with it is refused.
         options: of its constructor, checked against its signature. The model gives `dim`, `head_width`, `layer` and
             `num_layers` to a signature that names them.
-
-    Raises:
-        UserError: no such class, options that it has not, an output of another shape, or one that depends on later
-            positions.
     """
 
     auto_rule: ClassVar[str] = "there is no other"
@@ -62,11 +56,10 @@ class Module(Adapter):
         return self.layer_class(**self.options)
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Fill it, and refuse what is no mixer."""
         super().init_weights(generator, num_branches)
         shape = (2, CHECK_LENGTH, self.dim)
         x_BTD = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        # A layer of anybody's may raise anything.
+        # A user's layer may raise anything.
         try:
             y_BTD = self.mix(x_BTD)
         except UserError:

@@ -1,4 +1,4 @@
-"""Options of a mixer, each written once: a dataclass field with its default and the comment of its yaml."""
+"""Options of a mixer: dataclass fields with a default and the comment of the yaml."""
 
 from dataclasses import Field, fields
 from typing import Any, dataclass_transform
@@ -11,7 +11,7 @@ from attnbench.settings.options import Options, check_allowed, option
 class MixerOptions(Options, Mixer):
     """Mixer whose annotated attributes are the keywords of its constructor, those with a default its options.
 
-    `ClassVar` in front of the type of an inherited option takes it away. `__post_init__` builds the modules.
+    `ClassVar` in front of an inherited option's type removes the option. `__post_init__` builds the modules.
     """
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -22,7 +22,6 @@ class MixerOptions(Options, Mixer):
                 delattr(cls, entry.name)
 
     def check_options(self) -> None:
-        """Raise UserError for an option outside what its type or its bounds allow."""
         given = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # pyright: ignore[reportArgumentType]
         check_allowed(type(self), given, "attn")
 

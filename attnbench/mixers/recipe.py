@@ -1,7 +1,7 @@
-"""Recipes: the parts around a mixer, asked of every mixer in the same words.
+"""Recipes: the parts around a mixer, requested of every mixer alike.
 
-A recipe names no mixer. A mixer's class says what it needs (`has_order`, `needs_qk_norm`, `needs_output_norm`) and what
-would make another mixer of it (`undone_by`), its yaml what its paper has.
+A recipe names no mixer. A mixer's class says which parts it needs (`has_order`, `needs_qk_norm`, `needs_output_norm`)
+and which would make another mixer of it (`undone_by`).
 """
 
 import inspect
@@ -16,14 +16,14 @@ from attnbench.settings.registry import resolve
 from attnbench.settings.schema import MixerSettings, RecipeSettings
 
 ROTARY_THETA = 10000.0
-"""Base of the rotary positions that `needed` asks for (Su et al., 2021)."""
+"""Base of the rotary positions that `needed` requests (Su et al., 2021)."""
 
 OWN, NEEDED = "own", "needed"
 
 
 def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, Any]:
-    """Return the options that a recipe gives a mixer, among those that the mixer has; a part that would undo the mixer
-    stays as its yaml has it."""
+    """Return the options that a recipe gives a mixer, among those that it has; a part that would undo the mixer stays
+    as in its yaml."""
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
     asked = {name: value for name, value in _parts(recipe).items() if name in known}
@@ -33,8 +33,7 @@ def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, An
 
 
 def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[str]:
-    """List the parts that a recipe asks for and that the mixer, or one of a hybrid's, has no setting for or that would
-    undo it."""
+    """List the requested parts that the mixer, or one of a hybrid's, has no option for or that would undo it."""
     if recipe is None:
         return []
     if is_hybrid(mixer):
@@ -48,12 +47,10 @@ def not_applicable(mixer: MixerSettings, recipe: RecipeSettings | None) -> list[
 
 
 def undone(cls: type[Mixer], options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that are switched on and undo a mixer, each with the reason."""
     return {name: reason for name, reason in cls.undone_by.items() if not is_off(options.get(name))}
 
 
 def warnings_of(mixer: MixerSettings) -> list[str]:
-    """Write a line for each option that is switched on and undoes the mixer, or one of a hybrid's."""
     if is_hybrid(mixer):
         return [line for part in parts_of(mixer).values() for line in warnings_of(part)]
     cls = resolve(mixer.target, Mixer)
@@ -64,12 +61,10 @@ def warnings_of(mixer: MixerSettings) -> list[str]:
 
 
 def is_off(value: Any) -> bool:
-    """True where an option asks for no such part, which a mixer without a setting for it satisfies."""
     return value in (None, 0, "none")
 
 
 def _parts(recipe: RecipeSettings) -> dict[str, Any]:
-    """Return the parts that a recipe does not leave as they are."""
     return {name: value for name, value in asdict(recipe).items() if name != "name" and value is not None}
 
 
@@ -83,5 +78,5 @@ def _value(cls: type[Mixer], name: str, value: Any) -> Any:
         if name not in needs:
             raise UserError(f"recipe.{name}={NEEDED}: must be a value or {OWN}; mixers say of {', '.join(needs)} alone")
         return needs[name]
-    # A null in a recipe leaves a part as it is, so that no positions need a word.
+    # A null in a recipe leaves a part unchanged, so that "no positions" needs a word.
     return None if name == "rotary_theta" and value == "none" else value

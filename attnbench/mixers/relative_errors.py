@@ -1,7 +1,6 @@
-"""Relative errors |a - b| / |b| of what a backend computed, a, against the definition, b: the whole, the worst single
-position, the gradient of a parameter.
+"""Relative errors |a - b| / |b| of a backend, a, against the definition, b.
 
-Each takes r as well, what rounding makes of the definition: a difference of up to ROUNDING_FACTOR |r - b| is then none.
+Each may take the rounded definition, r: a difference of up to ROUNDING_FACTOR |r - b| then counts as none.
 """
 
 import math
@@ -10,34 +9,33 @@ from collections.abc import Iterable
 from torch import Tensor
 
 SMALLEST_MATRIX, SMALLEST_VECTOR = 0.1, 0.01
-"""Smallest norms that a parameter's gradient is measured by, as shares of `possible_norm`: a smaller gradient is mostly
-rounding. Terms of a vector cancel more. At a single position, where a norm or a softmax leaves nothing of query and
-key, matrices are measured by the whole of it."""
+"""Smallest scale of a parameter's gradient, as a share of `possible_norm`: a smaller gradient is mostly rounding. Terms
+of a vector cancel more. At a single position a norm or a softmax leaves nothing of query and key, so that matrices take
+the whole of it."""
 
 ROUNDING_FACTOR = 3.0
-"""Multiple of what rounding makes of the definition that is no error: that is one draw, and a backend rounds at more
+"""Multiple of the definition's rounding that is no error: rounding is a random draw, and a backend rounds at more
 places."""
 
 
 def position_error(actual_BTD: Tensor, expected_BTD: Tensor, rounded_BTD: Tensor | None = None) -> float:
-    """Return the worst relative error of a single position."""
     difference_BT = difference(actual_BTD, expected_BTD, rounded_BTD, -1)
     error_BT = difference_BT / expected_BTD.double().norm(dim=-1)
     return float(error_BT.where(difference_BT != 0, 0.0).max())
 
 
 def difference(actual: Tensor, expected: Tensor, rounded: Tensor | None = None, dim: int | None = None) -> Tensor:
-    """Return |a - b| in float64, over all axes or one; 0 up to ROUNDING_FACTOR |r - b| where there is an r."""
+    """Return |a - b| in float64, over all axes or one; 0 up to ROUNDING_FACTOR |r - b|."""
     apart = (actual.double() - expected.double()).norm(dim=dim)
     if rounded is None:
         return apart
-    # One that is no number excuses nothing.
+    # A NaN excuses nothing.
     rounding = (rounded.double() - expected.double()).norm(dim=dim).nan_to_num(0.0, 0.0)
     return apart.where(~(apart <= ROUNDING_FACTOR * rounding), 0.0)
 
 
 def possible_norm(size: int, gradients: Iterable[Tensor]) -> float:
-    """Return the norm of a gradient of `size` numbers as large as those of the largest of these gradients."""
+    """Return the norm of `size` numbers as large as those of the largest of these gradients."""
     norm, largest = max((float(gradient.double().norm()), gradient.numel()) for gradient in gradients)
     return norm * math.sqrt(size / largest)
 
@@ -51,16 +49,13 @@ def parameter_error(
     least: float = SMALLEST_MATRIX,
     rounded: Tensor | None = None,
 ) -> float:
-    """Return the worst relative error of a gradient, a matrix taken apart into the rows of each head.
-
-    Query, key and value often share one matrix, and an error in a small part of it would not show in the whole.
+    """Return the worst relative error of a gradient, a matrix split into the rows of each head: query, key and value
+    often share one matrix, and an error in a small part would not show in the whole.
 
     Args:
-        terms: see Computed.parameter_terms; the scale of a vector's error. The gradients of two sequences may cancel
-            and leave no more than the rounding of either.
-        possible: see `possible_norm`; the scale where the gradient is 0 by definition, as a decay's at a single
-            position, and a share of it where it is nearly 0: a sum that comes to 0 leaves some rounding.
-        least: that share, of a matrix.
+        terms: see Computed.parameter_terms; scale of a vector's error: two sequences may cancel to rounding.
+        possible: see `possible_norm`; scale of a gradient that is 0 by definition, as a decay's at one position.
+        least: smallest scale of a matrix, as a share of `possible`.
     """
     if not expected.any():
         return relative_error(actual, expected, possible, rounded)
@@ -73,12 +68,6 @@ def parameter_error(
 
 
 def relative_error(actual: Tensor, expected: Tensor, smallest: float = 0.0, rounded: Tensor | None = None) -> float:
-    """Return |a - b| / |b| in float64; nothing from nothing, as a decay's gradient at a single position, is 0.
-
-    Args:
-        smallest: least value of |b|.
-        rounded: see `difference`.
-    """
     apart = float(difference(actual, expected, rounded))
     scale = max(float(expected.double().norm()), smallest)
     if scale == 0 and apart > 0:
@@ -87,6 +76,5 @@ def relative_error(actual: Tensor, expected: Tensor, smallest: float = 0.0, roun
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Return the largest; a NaN, which compares as no larger than anything, is the worst of all."""
     values = list(errors)
     return math.nan if any(map(math.isnan, values)) else max(values)

@@ -1,4 +1,4 @@
-"""RetNet: a memory that every head forgets at a speed of its own, which nothing learns."""
+"""RetNet: a memory that every head forgets at a fixed speed."""
 
 import torch
 from torch import Tensor
@@ -13,13 +13,10 @@ class RetNet(RecurrentMixer):
 
         S_t = a S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t / sqrt(K),   a = 1 - 2^(-5-h)
 
-    q and k are turned by rotary positions. The decays are constants: half-lives of 22 positions in the first head, of
-    44 in the second and so on, which is the paper's choice and not this bench's.
+    q and k have rotary positions. Half-lives are 22 positions in the first head, 44 in the second and so on.
 
-    The paper: 8 or more heads of K = 256, V = 2K, rotary positions, no convolution, a norm a head, a SiLU gate. Ours
-    differs in three places. The norm of each head is an RMS norm, which as the paper's group norm makes the scale of a
-    row irrelevant, so that the paper's divisions by row sums are left out. There is no bias. K is the model's
-    head_width, and by that their number, which the paper's constants depend on.
+    The paper has 8 or more heads of K = 256 and V = 2K. Ours norms heads by RMS instead of a group norm with divisions
+    by row sums, which either norm undoes, and has no bias. K is the model's head_width.
     """
 
     operator, decays = SCALAR_DECAY, True
@@ -28,5 +25,5 @@ class RetNet(RecurrentMixer):
     def signals(self, x_BTD: Tensor) -> tuple[Tensor, None]:
         head_H = torch.arange(self.heads, device=x_BTD.device, dtype=accumulation_dtype(x_BTD.dtype))
         log_decay_H = torch.log1p(-(2 ** (-5 - head_H)))
-        # Of a batch of 1, for all sequences.
+        # One for all sequences of the batch.
         return log_decay_H.expand(1, x_BTD.shape[1], self.heads), None

@@ -1,4 +1,4 @@
-"""RWKV-7: a memory whose key channels decay each at its own pace, and that erases along a direction of its own."""
+"""RWKV-7: key channels decay each at its own pace, and a direction beside the key is erased."""
 
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -22,12 +22,10 @@ FASTEST = math.exp(-0.5)
 """Largest -log a_t: a position keeps at least 0.545 of a channel."""
 
 SHIFT_POWERS = (0.2, 0.7, 0.7, 0.9, 0.9, 0.2)
-"""How fast the initial token shifts fall from channel to channel: of receptance, key, value, decay, rate and gate."""
+"""Powers by which the initial token shifts fall over the channels: receptance, key, value, decay, rate and gate."""
 
 
 class RWKV7State(NamedTuple):
-    """RecurrentState, and the last input."""
-
     memory_BHKV: Tensor
     history_BWC: Tensor
     position: Tensor
@@ -40,26 +38,19 @@ class RWKV7(RecurrentMixer):
         S_t = (I - e_t r_t^T) Diag(a_t) S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t / sqrt(K)
         e = alpha * kap,   r = kap / a
 
-    q, k and v are projections of x; log a_t = -exp(-1/2) sigmoid(decay(x_t) + decay_bias); alpha = sigmoid(rate(x_t) +
-    rate_bias), a learning rate a channel; kap = key_removal * k at a length of 1; and k, after that, times 1 +
-    (alpha - 1) key_blend. To the normed y comes the bonus (q . (bonus * k)) v. Each of the six maps reads its own token
-    shift, x_t + shift * (x_{t-1} - x_t).
+    log a_t = -exp(-1/2) sigmoid(decay(x_t) + decay_bias); alpha = sigmoid(rate(x_t) + rate_bias); kap = key_removal * k
+    at a length of 1; k is then multiplied by 1 + (alpha - 1) key_blend. The normed y gets the bonus (q . (bonus * k))
+    v. Each of the six maps reads its own token shift, x_t + shift * (x_{t-1} - x_t).
 
-    The paper: K = V = 64, token shift, no convolution, no positions. Ours differs in these places. Its value residual,
-    which mixes the first layer's values into those of the others, cannot pass a mixer's interface and is left out. Its
-    query is not scaled, which to the norm of y matters through the eps alone; the bonus is of the unscaled one here
-    too. It norms each head by a group norm with a bias, we by RMS. Its output gate is up(sigmoid(down(x))), ours the
-    sigmoid of up(down(x)). Its matrices begin at zero, orthogonal or uniform, its norm's gain at ((1 + layer) /
-    num_layers)^0.7, ours as all of this bench. `decay_init`.
-
-    Initial values and ranks are those of its authors' code (RWKV-LM) at the paper's time, but for the bonus, then 0 and
-    now -0.04 there. That code and flash-linear-attention 0.6 have others now.
+    The paper has K = V = 64. Ours lacks its value residual, which needs another layer's values; scales the query; norms
+    by RMS, not a group norm with a bias; gates by sigmoid(up(down(x))), not up(sigmoid(down(x))); and fills matrices
+    and gains as this bench does. Other initial values and ranks are RWKV-LM's at the paper's time, but for the bonus.
     """
 
     layer: int
     num_layers: int
     operator, state_class = DIAGONAL_DECAY, RWKV7State
-    # The paper's: a first position's output is q . k times v, and where q . k is nearly 0 a norm makes much of it.
+    # The paper's: at a first position q . k may be nearly 0, and a norm would amplify it.
     norm_eps = 64e-5
     rotary_theta: float | None = option(
         None, "base of rotary positions on query, key and the erased direction; null: none"
@@ -89,7 +80,7 @@ class RWKV7(RecurrentMixer):
         decay_rank, rate_rank = (rank if it is None else it for it in (self.decay_rank, self.rate_rank))
         self.decay = LowRank(self.dim, decay_rank, width, setting="decay_rank", activation=torch.tanh)
         self.rate = LowRank(self.dim, rate_rank, width, setting="rate_rank")
-        # Of maps that read something: the last is the gate's.
+        # The last one is the gate's.
         num_shifts = len(SHIFT_POWERS) - (self.output_gate == "none")
         self.shift = nn.Parameter(torch.empty(num_shifts, self.dim)) if self.token_shift else None
         self.decay_bias, self.rate_bias = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
@@ -125,7 +116,7 @@ class RWKV7(RecurrentMixer):
         return self.in_pairs(-FASTEST * self._biased(self.decay, self.decay_bias, shifted_BTD).sigmoid())
 
     def _shifted(self, x_BTD: Tensor, state: State | None) -> list[Tensor]:
-        """Return what each map reads, in the order of SHIFT_POWERS; the last input in the state moves on."""
+        """Return the input of each map, in the order of SHIFT_POWERS; with a state its last input moves on."""
         if self.shift is None:
             return [x_BTD] * len(SHIFT_POWERS)
         if state is None:
@@ -137,7 +128,6 @@ class RWKV7(RecurrentMixer):
         return [x_BTD + change_BTD * shift_D for shift_D in self.shift.to(x_BTD.dtype)]
 
     def _biased(self, low_rank: nn.Module, bias_HK: Tensor, x_BTD: Tensor) -> Tensor:
-        """Return a map's output and a bias by heads, in float32 at least."""
         return by_heads((low_rank(x_BTD).to(accumulation_dtype(x_BTD.dtype)),), self.key_width)[0] + bias_HK
 
     def inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[tuple[Any, ...], Tensor]:

@@ -41,11 +41,10 @@ class Shell(MixerOptions):
     )
 
     activation: ClassVar[bool] = False
-    """True where SiLU follows projection and convolution."""
+    """True if SiLU follows projection and convolution."""
     unit_keys: ClassVar[bool] = False
-    """True where `qk_norm` divides query and key by their length, after rotation, instead of an RMS norm before it."""
+    """True if `qk_norm` divides query and key by their length, after rotation, instead of an RMS norm before it."""
     norm_eps: ClassVar[float] = 1e-6
-    """Term added to the mean square in the output's norm."""
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)
@@ -65,7 +64,7 @@ class Shell(MixerOptions):
         self._decide_auto()
 
     def sizes(self) -> tuple[int, int, int]:
-        """Return the number of heads, and their key and value channels."""
+        """Return heads, key channels and value channels a head."""
         return head_count(self.num_heads, self.dim, self.head_width), self.head_width, self.head_width
 
     def widths(self) -> tuple[int, int, int]:
@@ -77,12 +76,10 @@ class Shell(MixerOptions):
         """Return the rank of the output gate's map; None: full rank."""
         return None
 
-    def add_parts(self) -> None:
-        """Create the mixer's own modules and parameters."""
+    def add_parts(self) -> None: ...
 
     def move_last(self, *names: str) -> None:
-        """Move submodules behind all others. A gradient's norm is summed in the order of the parameters, so that
-        another order changes its last bits."""
+        """Move submodules behind all others: the order of the parameters decides the last bits of the gradient norm."""
         for name in names:
             self._modules[name] = self._modules.pop(name)
 
@@ -92,7 +89,6 @@ class Shell(MixerOptions):
         return self
 
     def _decide_auto(self) -> None:
-        """Choose a backend that was given as `auto`, once the parameters are on CUDA."""
         weight = self.output.projection.weight
         precision = str(weight.dtype).removeprefix("torch.")
         if self.options["backend"] == "auto" and weight.device.type == "cuda" and precision in ("float32", "bfloat16"):
@@ -105,25 +101,22 @@ class Shell(MixerOptions):
     def split_heads(
         self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value by heads, (B, T, H, channels), before norms and positions."""
+        """Return query, key and value, (B, T, H, channels), before norms and positions."""
         query, key, value = self.query_key_value(x_BTD, history_BWC)
         (query, key), (value,) = by_heads((query, key), self.key_width), by_heads((value,), self.value_width)
         return query, key, value
 
     def in_pairs(self, x_BTHK: Tensor) -> Tensor:
-        """Return x; with rotary positions each two channels that are turned together get the mean of both. By different
-        decays a query and a key would meet by their positions, not by the distance between them."""
+        """Average x over each two channels that rotary positions turn together: with different decays scores would
+        depend on absolute positions."""
         if self.positions.theta is None:
             return x_BTHK
         return x_BTHK.unflatten(-1, (-1, 2)).mean(-1).repeat_interleave(2, dim=-1)
 
 
 class RecurrentState(NamedTuple):
-    """Memory of the past; its size does not depend on the length.
-
-    A mixer with more memory names a state of its own: its fields before `history_BWC` are the recurrence's memory, and
-    their letters say their shape.
-    """
+    """Memory of fixed size. A mixer with more memory has its own class, whose fields before `history_BWC` are the
+    recurrence's memory; their letters give the shapes."""
 
     memory_BHKV: Tensor
     history_BWC: Tensor
@@ -134,20 +127,19 @@ class RecurrentState(NamedTuple):
 class RecurrentMixer(Shell):
     """Mixer whose memory has a fixed size.
 
-    `operator` names its recurrence, and `signals` computes from x what that takes beside query, key and value. A
-    recurrence that attnbench/ops does not have is a method, `recurrence(memory, query, key, value, *signals)`: from the
-    memory and the inputs of one position, (B, H, ...) each, to the memory after it and y, (B, H, V). It runs position
-    by position.
+    `operator` names its recurrence; `signals` computes its inputs beside query, key and value. A recurrence that
+    attnbench/ops lacks is a method, `recurrence(memory, query, key, value, *signals)`: from the memory and the inputs
+    of one position, (B, H, ...) each, to the new memory and y, (B, H, V).
     """
 
     value_expansion: float = option(1, "value channels a head, as a multiple of head_width", after="num_heads")
 
     operator: ClassVar[Any] = None
-    """A `Recurrence`; None where the class has a method instead."""
+    """A `Recurrence`; None if the class has a method instead."""
     recurrence: ClassVar[Any]
     state_class: ClassVar[Any] = RecurrentState
     decays: ClassVar[bool] = False
-    """True where the first signal is the log decay."""
+    """True if the first signal is the log decay."""
     has_order: ClassVar[bool] = True
     needs_output_norm: ClassVar[bool] = True
     state_memory: ClassVar[tuple[str, ...]] = ("memory_BHKV",)
@@ -160,7 +152,6 @@ class RecurrentMixer(Shell):
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
-        """Return the backend that the recurrence chooses for these widths."""
         backend = super().choose_backend(options, device_type=device_type, precision=precision)
         if cls.operator is None or cls.operator.backends is None:
             return backend
@@ -174,7 +165,6 @@ class RecurrentMixer(Shell):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `value_expansion`."""
         return expansions(options, dim=dim, head_width=head_width) if "value_expansion" in options_of(cls) else []
 
     def sizes(self) -> tuple[int, int, int]:
@@ -183,11 +173,10 @@ class RecurrentMixer(Shell):
 
     @property
     def scale(self) -> float:
-        """Factor of the query."""
         return self.key_width**-0.5
 
     def signals(self, x_BTD: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what the recurrence takes beside query, key and value, (B, T, ...) each, in float32 at least."""
+        """Return the recurrence's further inputs, (B, T, ...) each, in float32 at least."""
         return ()
 
     def log_decay(self, x_BTD: Tensor) -> Tensor | None:
@@ -200,7 +189,7 @@ class RecurrentMixer(Shell):
     def normed_heads(
         self, x_BTD: Tensor | Sequence[Tensor], history_BWC: Tensor | None, angles: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value by heads: normed, turned, the query scaled."""
+        """Return query, key and value by heads: normed, rotated, the query scaled."""
         query, key, value = self.split_heads(x_BTD, history_BWC)
         query, key = rotate_both(self.query_norm(query), self.key_norm(key), angles)
         if self.unit_keys and self.qk_norm:
@@ -208,7 +197,7 @@ class RecurrentMixer(Shell):
         return query * self.scale, key, value
 
     def inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[tuple[Any, ...], Tensor]:
-        """Return the recurrence's inputs, query, key, value and signals, and what the output gate reads, (B, T, D)."""
+        """Return query, key, value and signals, and the gate's input, (B, T, D)."""
         heads = self.normed_heads(x_BTD, None if state is None else state.history_BWC, angles)
         return (*heads, *self.signals(x_BTD)), x_BTD
 
@@ -222,7 +211,6 @@ class RecurrentMixer(Shell):
 
     @property
     def is_packed(self) -> bool:
-        """True where our kernels read query, key and value from where projection and convolution left them."""
         has_kernel = self.operator is not None and self.operator.packed is not None
         return has_kernel and (self.unit_keys or not self.qk_norm)
 
@@ -251,7 +239,6 @@ class RecurrentMixer(Shell):
         return self.operator.scan(*inputs, memory, self.backend)
 
     def define(self, inputs: tuple[Any, ...], memory: Any) -> tuple[Tensor, Any]:
-        """Compute the same by the definition."""
         if self.operator is None:
             mixed_BTHV, memory = by_position(self.recurrence, memory, *inputs)
             return mixed_BTHV.to(inputs[2].dtype), memory
@@ -262,7 +249,6 @@ class RecurrentMixer(Shell):
         return self.finish(self.define(inputs, self.new_memory(inputs[2]))[0], inputs, gate_BTD)
 
     def finish(self, mixed_BTHV: Tensor, inputs: tuple[Any, ...], gate_BTD: Tensor) -> Tensor:
-        """Norm, gate and project the output of the heads, which may be wider than the value's dtype; (B, T, D)."""
         return self.output(self.norm(mixed_BTHV).to(inputs[2].dtype).flatten(2), gate_BTD)
 
     def memory_of(self, state: State) -> Any:
@@ -271,7 +257,6 @@ class RecurrentMixer(Shell):
         return parts[0] if len(parts) == 1 else parts
 
     def new_memory(self, like: Tensor) -> Any:
-        """Return a memory of zeros, in float32 at least, for inputs like this one, (B, ...)."""
         sizes = {"B": len(like), "H": self.heads, "K": self.key_width, "V": self.value_width}
         names = self.state_class._fields[: self.state_class._fields.index("history_BWC")]
         shapes = [[sizes[letter] for letter in name.rpartition("_")[2]] for name in names]
@@ -284,7 +269,7 @@ class RecurrentMixer(Shell):
         return self.state_class(*_parts(self.new_memory(history_BWC)), history_BWC=history_BWC, position=position)
 
     def mixing_flops(self, length: int) -> int:
-        """Count the products of the definition: decays and sums count nothing."""
+        """Count the products of the definition; decays and sums count nothing."""
         return length * _flops_of_a_position(type(self), **{**self.options, "backend": "auto"})
 
 

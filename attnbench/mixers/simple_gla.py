@@ -14,21 +14,19 @@ from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, SCALAR_DECAY
 from attnbench.settings.options import option
 
 SOFTENING = 16
-"""Root that the gate is taken to: a head whose gate is half open keeps its memory for tens of positions."""
+"""Root of the gate: a half-open gate keeps the memory for tens of positions."""
 
 
 class SimpleGLA(RecurrentMixer):
-    """Gated linear attention (Yang et al., 2024; arXiv 2312.06635) with one gate a head instead of one a channel, which
-    is the gated retention of Sun et al. (2024; arXiv 2405.05254); per head, with S_0 = 0:
+    """Gated linear attention (Yang et al., 2024; arXiv 2312.06635) with one gate a head, the gated retention of Sun et
+    al. (2024; arXiv 2405.05254); per head, with S_0 = 0:
 
         S_t = a_t S_{t-1} + k_t v_t^T,   y_t = S_t^T q_t / sqrt(K),   a_t = sigmoid(-decay(x_t) - decay_bias)^(1/16)
 
-    q, k and v come through a short convolution and SiLU. a_t is not below exp(-MAX_FORGETTING).
+    q, k and v come through a short convolution and SiLU. a_t is at least exp(-MAX_FORGETTING).
 
-    The papers: V = K or 2K, a norm a head, a SiLU gate, and no bias of a_t, so that all heads begin at a half-life of
-    16 positions. Ours has the bias, which is where `decay_init` lies, and the RMS norm of both papers. The convolution
-    is neither's but that of flash-linear-attention's layer of this name; rotary positions, which gated retention has,
-    are off.
+    The papers have V = K or 2K and no bias of a_t. The convolution is flash-linear-attention's; rotary positions, which
+    gated retention has, are off.
     """
 
     operator, decays = SCALAR_DECAY, True

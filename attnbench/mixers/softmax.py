@@ -27,9 +27,8 @@ class AttentionState(NamedTuple):
 class Softmax(Shell):
     """Causal attention with materialised weights: memory and time grow with the square of the length.
 
-    num_heads × head_width must be dim. Each key/value head is shared by num_heads / num_key_value_heads query heads
-    (Ainslie et al., 2023). `qk_norm` comes before the rotation (Henry et al., 2020, in the form of Dehghani et al.,
-    2023).
+    num_heads × head_width must be dim. num_heads / num_key_value_heads query heads share a key/value head (Ainslie et
+    al., 2023). `qk_norm` comes before the rotation (Henry et al., 2020; Dehghani et al., 2023).
     """
 
     num_key_value_heads: int | None = option(
@@ -40,11 +39,11 @@ class Softmax(Shell):
     auto_rule = "there is no other"
     state_grows = True
     fills_width: ClassVar[bool] = True
-    """True where num_heads × head_width must be dim."""
+    """True if num_heads × head_width must be dim."""
     window: ClassVar[int | None] = None
 
     choose: ClassVar[Callable[..., str] | None] = None
-    """Function that resolves `auto` and refuses what cannot run; None where torch is all there is."""
+    """Function that resolves `auto` and refuses kernels that cannot run; None: torch alone."""
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
@@ -61,7 +60,6 @@ class Softmax(Shell):
         return self.heads * self.head_width, self.groups * self.head_width, self.groups * self.head_width
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:
-        """Train without a state; with one, prefill of the T positions that follow."""
         if state is None:
             query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
             return self.finish(self.mix(query_BTHK, key_BTHK, value_BTHK), x_BTD), None
@@ -70,7 +68,8 @@ class Softmax(Shell):
         return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
 
     def prefill(self, x_BTD: Tensor, state: Any) -> tuple[Tensor, int]:
-        """Write keys and values of T positions into the cache; return their queries, and how many positions it has."""
+        """Write keys and values of T positions into the cache; return their queries, and its new number of
+        positions."""
         start, end = room_for(x_BTD.shape[1], state.position, state.key_BSHK.shape[1])
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, state.position, state.history_BWC)
         state.key_BSHK[:, start:end] = key_BTHK
@@ -79,7 +78,7 @@ class Softmax(Shell):
         return query_BTHK.to(state.key_BSHK.dtype), end
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """Mix one position. Nothing checks that max_length is kept to."""
+        """Mix one position. Nothing checks max_length."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
         index = self.slot(state.position)
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
@@ -89,11 +88,11 @@ class Softmax(Shell):
         return self.finish(mixed_BTHK.to(x_BD.dtype), x_BD[:, None])[:, 0], state
 
     def slot(self, position: Tensor) -> Tensor:
-        """Return where in the cache a position lies, (1,)."""
+        """Return a position's index in the cache, (1,)."""
         return position[None]
 
     def mix_newest(self, query_BTHK: Tensor, state: Any, x_BTD: Tensor) -> Tensor:
-        """Attend from the query at `state.position`, T = 1, to the whole cache; (B, 1, H, K). Gates may read x."""
+        """Attend from the query at `state.position` to the whole cache; (B, 1, H, K)."""
         return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, self.backend)
 
     def project(
@@ -114,18 +113,16 @@ class Softmax(Shell):
         return materialised(query_BTHK, key_BSHK, value_BSHK, self.window)
 
     def finish(self, mixed_BTHK: Tensor, x_BTD: Tensor) -> Tensor:
-        """Norm, gate and project the output of the heads; (B, T, D)."""
         return self.output(self.norm(mixed_BTHK).flatten(2), x_BTD)
 
     def reference(self, x_BTD: Tensor) -> Tensor:
-        """Compute the training forward by the definition, position by position."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, 0, None)
         return self.finish(definition(query_BTHK, key_BTHK, value_BTHK, self.window), x_BTD)
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> Any:
         device = self.output.projection.weight.device
         shape = (batch_size, max_length, self.groups, self.head_width)
-        # Zeros: positions ahead have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
+        # Zeros: later positions have weight 0 in `step`, and 0 times uninitialised memory can be NaN.
         return AttentionState(
             key_BSHK=torch.zeros(shape, dtype=dtype, device=device),
             value_BSHK=torch.zeros(shape, dtype=dtype, device=device),
@@ -134,16 +131,11 @@ class Softmax(Shell):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Count the pairs of positions s <= t, see `attention_flops`."""
         return attention_flops(length, self.heads, self.head_width, self.window)
 
 
 def room_for(num_positions: int, position: Tensor, max_length: int) -> tuple[int, int]:
-    """Return where in a cache the next positions begin and end; reads the position from the device.
-
-    Raises:
-        ValueError: more positions than the state was made for.
-    """
+    """Return where the next positions begin and end in a cache; raise ValueError past its end."""
     start = int(position.item())
     end = start + num_positions
     if end > max_length:

@@ -1,4 +1,4 @@
-"""Base of Mamba-2 and Mamba-3: query and key, of `state_width` channels, serve all heads, and the value skips past."""
+"""Base of Mamba-2 and Mamba-3: all heads share query and key, of `state_width` channels, and the value has a skip."""
 
 from typing import Any, ClassVar
 
@@ -29,7 +29,6 @@ class StateSpace(RecurrentMixer):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `state_width`, up to the model's width."""
         step = 1 if options.get("rotary_theta") is None else 2
         return [{"state_width": width} for width in range(max(step, cls.least_width), dim + 1, step)]
 
@@ -51,9 +50,8 @@ class StateSpace(RecurrentMixer):
         return self.key_width, self.key_width, self.heads * self.value_width
 
     def add_skip(self) -> None:
-        """Create the weight of the value in the output, for `init_weights` to fill."""
         self.skip = nn.Parameter(torch.empty(self.heads))
 
     def finish(self, mixed_BTHV: Tensor, inputs: tuple[Any, ...], gate_BTD: Tensor) -> Tensor:
-        # In float32 at least: at a norm most of what its gradient says of the skip cancels.
+        # In float32 at least: before a norm most of the skip's gradient cancels.
         return super().finish(mixed_BTHV + at_least_float32(inputs[2]) * self.skip[:, None], inputs, gate_BTD)

@@ -1,4 +1,4 @@
-"""Sliding-window attention: softmax over the last positions alone, and a cache that holds no others."""
+"""Sliding-window attention: softmax over the last positions alone, with a cache of the same size."""
 
 from typing import Any, ClassVar
 
@@ -16,12 +16,11 @@ class Window(Softmax):
 
         y_t = sum_(t - window < s <= t) w_ts v_s,   w_ts proportional to exp(q_t . k_s / sqrt(K))
 
-    In its state S is the window, whatever the length: position t lies at t mod window, where the one that left the
-    window was. The options are Softmax's otherwise. Mistral's window is 4096; there are no global positions.
+    Its cache has one slot for each position of the window; position t is in slot t mod window. There are no global
+    positions.
 
     `backend` changes the speed, not the result beyond rounding. `torch` writes the weights out, block by block.
-    `triton` and `flash_attn` are the kernels that Flash has; CUDA alone. triton decodes with its kernel, the others by
-    a product over the window.
+    `triton` and `flash_attn` are Flash's kernels, for CUDA alone; triton also decodes with its kernel.
     """
 
     window: int = option(64, "positions seen, the current one included", minimum=1)
@@ -34,7 +33,7 @@ class Window(Softmax):
 
     @classmethod
     def state_choices(cls, options: dict[str, Any], *, dim: int, head_width: int) -> list[dict[str, Any]]:
-        """Vary `window`, up to the model's width. Counted in float32, as memories are; in bfloat16 it takes half."""
+        """Vary `window`, up to the model's width, counted in float32 as memories are."""
         return [{"window": window} for window in range(1, dim + 1)]
 
     def forward(self, x_BTD: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState | None]:

@@ -13,7 +13,7 @@ from attnbench.mixers.decay import DECAY_INIT, DecayInit, inverse_softplus, spre
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.state_space import StateSpace
 from attnbench.ops.common.cumulative_sum import cumulative_sum
-from attnbench.ops.common.precision import accumulation_dtype, at_least_float32
+from attnbench.ops.common.precision import at_least_float32
 from attnbench.ops.layers.rotary import turn
 from attnbench.ops.scalar.lagged_scalar_decay import (
     LAGGED_SCALAR_DECAY,
@@ -22,8 +22,6 @@ from attnbench.ops.scalar.lagged_scalar_decay import (
 )
 from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING
 from attnbench.settings.options import option
-
-MIN_RATE = 1e-4
 
 
 class Mamba3State(NamedTuple):
@@ -58,13 +56,9 @@ class Mamba3(StateSpace):
         S_t = a_t S_{t-1} + (1 - l_t) d_t a_t k_{t-1} v_{t-1}^T + l_t d_t k_t v_t^T,   y_t = S_t^T q_t + skip v_t
 
     log a_t = -d_t r_t, at least -MAX_FORGETTING, with a rate r_t = softplus(decay(x_t) + decay_bias), at least
-    MIN_RATE, and a step d_t = softplus(step(x_t) + step_bias); l_t = sigmoid(mixture(x_t)). All heads share q and k,
+    1e-4, and a step d_t = softplus(step(x_t) + step_bias); l_t = sigmoid(mixture(x_t)). All heads share q and k,
     normed, with a bias of each head. The first half of their channels is turned, in pairs, by the sum over positions 1
-    ... t of d_t pi tanh(angle(x_t)). So position j is written with l_j d_j + (1 - l_{j+1}) d_{j+1}, and reads itself
-    with l_j d_j alone.
-
-    The paper has N = 128. decay_init=spread keeps steps at 0.01: with varied steps a fast head would write hundreds of
-    times as strongly as a slow one.
+    ... t of d_t pi tanh(angle(x_t)).
     """
 
     operator, state_class, least_width = LAGGED_SCALAR_DECAY, Mamba3State, 2
@@ -73,16 +67,13 @@ class Mamba3(StateSpace):
     qk_norm, output_gate = True, "silu"
     decay_init: DecayInit = option("spread", f"{DECAY_INIT} heads | paper: rates of 0.69 and steps drawn in 0.001..0.1")
 
-    needs_output_norm = True
     no_weight_decay: ClassVar[frozenset[str]] = frozenset({"decay_bias", "step_bias", "skip"})
     undone_by: ClassVar[dict[str, str]] = {"conv_size": "its rule of two positions replaces the convolution"}
 
     def add_parts(self) -> None:
-        self.query_norm = Shifted(self.query_norm, self.heads, self.key_width)
-        self.key_norm = Shifted(self.key_norm, self.heads, self.key_width)
-        self.step_size, self.decay = Projection(self.dim, self.heads), Projection(self.dim, self.heads)
-        self.mixture = Projection(self.dim, self.heads)
-        # A width of 2 or 3 has one pair that turns.
+        norms = (self.query_norm, self.key_norm)
+        self.query_norm, self.key_norm = (Shifted(norm, self.heads, self.key_width) for norm in norms)
+        self.step_size, self.decay, self.mixture = (Projection(self.dim, self.heads) for _ in range(3))
         self.angle = Projection(self.dim, max(self.key_width // 4, 1))
         self.decay_bias, self.step_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(2))
         self.add_skip()
@@ -94,6 +85,7 @@ class Mamba3(StateSpace):
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         if self.decay_init == "spread":
+            # With steps spread instead of rates a fast head would write hundreds of times as strongly as a slow one.
             step_H = torch.full((self.heads,), 0.01)
             rate_H = spread_steps(self.heads) / step_H
         else:
@@ -105,23 +97,16 @@ class Mamba3(StateSpace):
 
     def signals(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """Return log a, l d and (1 - l) d, (B, T, H), and the angles that each position adds, (B, T, H, A)."""
-        decay, step, mixture, angle = (
-            at_least_float32(gate(x_BTD)) for gate in (self.decay, self.step_size, self.mixture, self.angle)
-        )
+        gates = (self.decay, self.step_size, self.mixture, self.angle)
+        decay, step, mixture, angle = (at_least_float32(gate(x_BTD)) for gate in gates)
         step_BTH = F.softplus(step + self.step_bias)
-        log_decay_BTH = -(F.softplus(decay + self.decay_bias).clamp(min=MIN_RATE) * step_BTH).clamp(max=MAX_FORGETTING)
+        log_decay_BTH = -(F.softplus(decay + self.decay_bias).clamp(min=1e-4) * step_BTH).clamp(max=MAX_FORGETTING)
         angle_BTHA = step_BTH[..., None] * (math.pi * angle.tanh())[:, :, None]
         return log_decay_BTH, mixture.sigmoid() * step_BTH, (-mixture).sigmoid() * step_BTH, angle_BTHA
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        if state is None and self.backend == "triton" and self.qk_norm and self.positions.theta is None:
-            mixed_BTHV, value_BTHV = self._mix_turned(x_BTD)
-            return self.finish(mixed_BTHV, (None, None, value_BTHV), x_BTD), None
-        return super().forward(x_BTD, state)
-
-    def _mix_turned(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `inputs` and `mix` without a state by our kernels, which norm, shift and turn in one pass; return the
-        value's heads too."""
+        if state is not None or self.backend != "triton" or not self.qk_norm or self.positions.theta is not None:
+            return super().forward(x_BTD, state)
         from attnbench.ops.layers.triton.turned_heads import turned_heads
 
         packed_BTC = self.query_key_value.packed(x_BTD)
@@ -132,7 +117,8 @@ class Mamba3(StateSpace):
         heads_BTC = turned_heads(packed_BTC, gain_R2K, bias_R2HK, cumulative_sum(angle_BTHA), norms[0].eps)
         gates = (log_decay_BTH, own_BTH + next_of(completing_BTH), own_BTH)
         mixed_BTHV, _ = packed_lagged_scalar_decay(heads_BTC, *gates, None, self.heads, self.key_width)
-        return mixed_BTHV, packed_BTC[..., 2 * self.key_width :].unflatten(-1, (self.heads, -1))
+        value_BTHV = packed_BTC[..., 2 * self.key_width :].unflatten(-1, (self.heads, -1))
+        return self.finish(mixed_BTHV, (None, None, value_BTHV), x_BTD), None
 
     def mix(self, inputs: tuple[Any, ...], memory: Any) -> tuple[Tensor, Any]:
         query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, own_BTH, completing_BTH, angle_BTHA = inputs
@@ -160,13 +146,10 @@ class Mamba3(StateSpace):
         heads = (turn(query_BTHK, angle_BTHA), turn(key_BTHK, angle_BTHA), value_BTHV, log_decay_BTH)
         return self.operator.define(*heads, own_BTH + next_of(completing_BTH), own_BTH, memory[0])
 
-    def new_memory(self, like: Tensor) -> tuple[Tensor, ...]:
-        shape = (len(like), self.heads, self.key_width, self.value_width)
-        memory_BHKV = like.new_zeros(shape, dtype=accumulation_dtype(like.dtype))
-        angle_BHA = memory_BHKV.new_zeros(*shape[:2], self.angle.out_features)
-        return memory_BHKV, torch.zeros_like(memory_BHKV[..., 0]), torch.zeros_like(memory_BHKV[:, :, 0]), angle_BHA
+    def letters(self) -> dict[str, int]:
+        return {**super().letters(), "A": self.angle.out_features}
 
 
 def next_of(completing_BTH: Tensor) -> Tensor:
-    """Return each position's value at the next one; 0 at the last, where it is not known yet."""
+    """Return what each position adds to the weight of the one before it; 0 at the last, where it is not known yet."""
     return F.pad(completing_BTH[:, 1:], (0, 0, 0, 1))

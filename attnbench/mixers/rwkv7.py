@@ -42,9 +42,9 @@ class RWKV7(RecurrentMixer):
     at a length of 1; k is then multiplied by 1 + (alpha - 1) key_blend. The normed y gets the bonus (q . (bonus * k))
     v. Each of the six maps reads its own token shift, x_t + shift * (x_{t-1} - x_t).
 
-    The paper has K = V = 64. Ours lacks its value residual, which needs another layer's values; scales the query; norms
-    by RMS, not a group norm with a bias; gates by sigmoid(up(down(x))), not up(sigmoid(down(x))); and fills matrices
-    and gains as this bench does. Other initial values and ranks are RWKV-LM's at the paper's time, but for the bonus.
+    The paper has K = V = 64 and a value residual, which needs another layer's values. Ours scales the query; norms by
+    RMS, not a group norm with a bias; gates by sigmoid(up(down(x))), not up(sigmoid(down(x))); and fills matrices and
+    gains as this bench does. Other initial values and ranks are RWKV-LM's at the paper's time, but for the bonus.
     """
 
     layer: int
@@ -80,7 +80,6 @@ class RWKV7(RecurrentMixer):
         decay_rank, rate_rank = (rank if it is None else it for it in (self.decay_rank, self.rate_rank))
         self.decay = LowRank(self.dim, decay_rank, width, setting="decay_rank", activation=torch.tanh)
         self.rate = LowRank(self.dim, rate_rank, width, setting="rate_rank")
-        # The last one is the gate's.
         num_shifts = len(SHIFT_POWERS) - (self.output_gate == "none")
         self.shift = nn.Parameter(torch.empty(num_shifts, self.dim)) if self.token_shift else None
         self.decay_bias, self.rate_bias = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))

@@ -256,8 +256,12 @@ class RecurrentMixer(Shell):
         parts = state[: state._fields.index("history_BWC")]
         return parts[0] if len(parts) == 1 else parts
 
+    def letters(self) -> dict[str, int]:
+        """Return the sizes that the letters of the state's fields stand for."""
+        return {"H": self.heads, "K": self.key_width, "V": self.value_width}
+
     def new_memory(self, like: Tensor) -> Any:
-        sizes = {"B": len(like), "H": self.heads, "K": self.key_width, "V": self.value_width}
+        sizes = {"B": len(like), **self.letters()}
         names = self.state_class._fields[: self.state_class._fields.index("history_BWC")]
         shapes = [[sizes[letter] for letter in name.rpartition("_")[2]] for name in names]
         zeros = [torch.zeros(shape, dtype=accumulation_dtype(like.dtype), device=like.device) for shape in shapes]

@@ -1,7 +1,7 @@
-"""The interfaces of evaluations: classes whose fields are their settings, and which measure a subject.
+"""Interfaces of evaluations, classes whose fields are their settings.
 
-A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` measures models of its own in a process of its own.
-A `Probe` declares small models that are trained on synthetic data. A `bench.base.Bench` measures an operator.
+A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` measures its own models in a separate process. A
+`Probe` declares small models that are trained on synthetic data. A `bench.base.Bench` measures an operator.
 """
 
 import re
@@ -29,12 +29,10 @@ NUM_SELECTION = 500
 
 
 class Subject(Protocol):
-    """A mixer to evaluate: in a model of some size, with a seed, on a device, on a corpus."""
-
     device: torch.device
     precision: str
     compile: bool
-    """True where training steps are compiled."""
+    """True if training steps are compiled."""
     corpus: Corpus
 
     @property
@@ -47,33 +45,28 @@ class Subject(Protocol):
     def train(self) -> TrainSettings: ...
 
     def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
-        """Return a builder, which can be sent to another process, of the matched model with initial weights.
+        """Return a picklable builder of the matched model with initial weights, or raise UserError.
 
-        `model` is another size and `seed` that of the weights, None the run's own. Raises UserError where the mixer
-        cannot be matched or built at that size.
+        `model` is another size and `seed` that of the weights, None the run's own.
         """
         ...
 
-    def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
-        """Build the model of `builder`."""
-        ...
+    def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel: ...
 
-    def trained_model(self, which: str = "final") -> LanguageModel:
-        """Load the trained model, of the `final` or the `best` checkpoint."""
-        ...
+    def trained_model(self, which: str = "final") -> LanguageModel: ...
 
 
 class Evaluation(Options):
     """A measurement. Its fields are the schema of its yaml, see `settings.options`."""
 
     name: ClassVar[str]
-    """The class's name as messages and probes' models have it: state_tracking."""
+    """The class's name in messages and probes' models: state_tracking."""
 
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(metric, axis in settings) pairs that a report draws."""
 
     headline: ClassVar[tuple[Headline, ...]] = ()
-    """Columns of a summary; none: one of the first metric."""
+    """Columns of a summary; by default one of the first metric."""
 
     primary: ClassVar[Primary | None] = None
     """The metric that verdicts are about; None: every number is descriptive."""
@@ -82,7 +75,7 @@ class Evaluation(Options):
     """Settings that finish on a CPU in a second."""
 
     one_more: ClassVar[dict[str, Any]] = {}
-    """Changes to `smoke`: an axis with one value more, which may change no other row; empty where there is no axis."""
+    """Changes to `smoke`: an axis with one value more, which may change no other row; empty without an axis."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         """Judge an evaluation from outside attnbench at the largest value of its plots' axes by default."""
@@ -95,39 +88,32 @@ class Evaluation(Options):
 
 
 class CheckpointEvaluation(Evaluation, ABC):
-    """Evaluation that measures a trained model."""
-
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Yield each number as soon as it is known; the caller adds the subject's columns and writes it."""
+        """Yield each number as soon as it is known."""
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
-        """Yield rows without numbers in place of the scores that are compared, where the training itself failed."""
+        """Yield rows without numbers in place of the compared scores after a failed training."""
         yield from ()
 
 
 class SystemEvaluation(Evaluation, ABC):
-    """Evaluation of models with initial weights in a separate process, alone on its device."""
-
     own_sizes: ClassVar[bool] = False
-    """True where its models have sizes of their own, so that its rows are not of the run's model."""
+    """True if its models have their own sizes, so that its rows are not of the run's model."""
 
     @property
     def trains(self) -> bool:
-        """True where its numbers depend on the text, because it trains models."""
+        """True if its numbers depend on the text."""
         return False
 
     @abstractmethod
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Yield each number as soon as it is known; a setting that does not fit is a row, and the next starts clean."""
+        """Yield each number as soon as it is known, also a row for a setting that does not fit."""
 
 
 class Probe(Evaluation, ABC):
-    """Small models trained from scratch on synthetic sequences, and their scores.
-
-    A probe that trains several models is narrowed to one by each of `tasks`; everything else here is about one. The
-    runner trains: learning rates, seeds and checkpoints are its own.
-    """
+    """Small models trained from scratch on synthetic sequences. `tasks` narrows a probe to each of its models;
+    everything else here is about one."""
 
     num_layers: int = option(2, "blocks", minimum=1)
     num_steps: int = option(1000, "the most that a training makes", minimum=1)
@@ -164,11 +150,11 @@ class Probe(Evaluation, ABC):
         self.learning_rates = [float(rate) for rate in self.learning_rates]
 
     def tasks(self) -> Sequence["Probe"]:
-        """The probe narrowed to each model that it trains; each has a learning rate of its own."""
+        """Return the probe narrowed to each model that it trains; each has its own learning rate."""
         return [self]
 
     def rate_source(self, task: "Probe") -> "Probe | None":
-        """Another of its tasks whose rate this one takes over without a search of its own; None: it searches."""
+        """Return another task whose rate this one takes over without a search; None: it searches."""
         return None
 
     @property
@@ -178,8 +164,7 @@ class Probe(Evaluation, ABC):
 
     @property
     @abstractmethod
-    def model(self) -> ModelSettings:
-        """Always applied, whatever size the run has."""
+    def model(self) -> ModelSettings: ...
 
     @property
     @abstractmethod
@@ -187,7 +172,6 @@ class Probe(Evaluation, ABC):
 
     @property
     def num_train_sequences(self) -> int:
-        """Training takes them in a new order every epoch."""
         return self.num_steps * self.batch_size
 
     @property
@@ -198,30 +182,31 @@ class Probe(Evaluation, ABC):
 
     @abstractmethod
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
-        """Make sequences start ... start + count - 1 of a split (train, validation, test) on the device.
+        """Make sequences start ... start + count - 1 of a split (train, validation, test), a function of (split, seed,
+        index).
 
-        A function of (split, seed, index) alone, the same on every device. Returns tokens (B, T), targets (B, L),
-        weight (B, L) with 0 for absent labels, positions (B, L): all of one shape for every `start`.
+        Returns tokens (B, T), targets (B, L), weight (B, L) with 0 for absent labels, positions (B, L): of one shape
+        for every `start`.
         """
 
     @abstractmethod
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
-        """Yield the scores on test data, each with its chance level in the settings and its labels as num_samples."""
+        """Yield the scores on test data, with chance levels and numbers of labels."""
 
     @abstractmethod
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
-        """Metric and settings of every score, for the rows of a training that gave none."""
+        """Return metric and settings of every score, for the rows of a failed training."""
 
     def content(self) -> dict[str, Any]:
-        """Everything that decides a task's numbers, but for its model: part of its identity and of its rows."""
+        """Return everything that decides a task's numbers, except its model."""
         apart = {*NOT_OF_TASK, "width", "head_width", "feed_forward_width"}
         own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
         derived = ("settings", "vocabulary_size", "num_train_sequences", "length_buckets", "check_interval_steps")
         return {**own, **{name: getattr(self, name) for name in derived}, "mixer_options": self.mixer_options}
 
     def _model(self, width: int, head_width: int, feed_forward_width: int, name: str = "") -> ModelSettings:
-        # GPT-2's deviation of 0.02 is that of a model 768 wide. In a narrow model scores would start so near to 0 that
-        # some seeds spend hundreds of steps there.
+        # GPT-2's 0.02 is for a width of 768. In a narrow model scores would start so near to 0 that some seeds lose
+        # hundreds of steps.
         deviation = INITIAL_DEVIATION * (768 / width) ** 0.5
         return ModelSettings(
             name=name or self.name,
@@ -234,11 +219,11 @@ class Probe(Evaluation, ABC):
 
 
 NOT_OF_TASK = (*("num_layers", "conv_size", "output_gate", "initial_deviation", "learning_rates", "precision"),)
-"""Options of a probe that its model, its wishes and its training are made of."""
+"""Options of a probe's model, wishes and training."""
 
 
 class SizedProbe(Probe, ABC):
-    """A probe whose models have one size, which its options give."""
+    """A probe whose models have one size, given by its options."""
 
     width: int = option(64, "of the model", minimum=1)
     head_width: int = option(32, "channels a head", minimum=1)

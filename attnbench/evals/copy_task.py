@@ -22,7 +22,7 @@ START, SEPARATOR, PADDING, BLANK = range(NUM_SYMBOLS, NUM_SYMBOLS + 4)
 """Tokens beside the symbols 0 ... 25; BLANK only in selective copy."""
 
 SHARED_LENGTHS = 4
-"""Strings shorter than this may be in several splits: there are too few of them to keep some from training."""
+"""Strings shorter than this may be in several splits: there are too few of them."""
 
 TRAINED = {"beyond_training": False}
 STRING, POSITIONS = 1, 2
@@ -37,9 +37,7 @@ class Copy(StringProbe):
         input   <s> c a b d <sep> c a b d <pad> <pad> <pad>
         target   .  . . . .   c   a b d .   .     .     .
 
-    Scored are the n positions whose next symbol belongs to the copy. A batch of strings of up to n symbols has 2n + 3
-    positions. In selective copy the string stands in order, but at n random ones of 2n places, among blanks, and a
-    batch has 3n + 3 positions:
+    In selective copy the symbols stand at n random ones of 2n places, among blanks:
 
         input   <s> . c . . a b . d <sep> c a b d <pad> ...
     """
@@ -106,29 +104,30 @@ class Copy(StringProbe):
 
 
 def _strings(hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
-    """Symbols (B, longest), ABSENT behind the end of each string."""
+    """Return symbols (B, longest), ABSENT behind the end of each string."""
     column_L = torch.arange(longest, device=hash_B.device)
     symbols_BL = integers_below(hashed(hash_B[:, None], STRING, column_L), NUM_SYMBOLS)
     return symbols_BL.where(column_L < length_B[:, None], ABSENT)
 
 
 def _scattered(symbols_BL: Tensor, hash_B: Tensor) -> Tensor:
-    """The n symbols of each row, in order, at n random ones of its first 2n places (B, 2L), BLANK at the others."""
+    """Place the n symbols of each row, in order, at n random ones of its first 2n places (B, 2L), BLANK at the
+    others."""
     length_B = (symbols_BL != ABSENT).sum(1)
     place_S = torch.arange(2 * symbols_BL.shape[1], device=hash_B.device)
     order_BS = shuffled(hash_B, place_S < 2 * length_B[:, None])
-    # A place is taken by a symbol if it is among the first n of a random order.
+    # A place has a symbol if it is among the first n of a random order.
     taken_BS = order_BS.argsort(dim=1) < length_B[:, None]
     which_BS = (taken_BS.cumsum(1) - 1).clamp(min=0)
     return symbols_BL.gather(1, which_BS).where(taken_BS, BLANK)
 
 
 def _laid_out(read_BS: Tensor, num_read_B: Tensor, symbols_BL: Tensor, length_B: Tensor) -> Batch:
-    """<s>, what is read, <sep>, the copy, then padding: S + L + 3 positions, with the labels of the copy."""
+    """Return <s>, the string, <sep>, the copy and padding, with the labels of the copy."""
     device, (num_rows, longest) = symbols_BL.device, symbols_BL.shape
     position_T = torch.arange(read_BS.shape[1] + longest + 3, device=device)
     num_read_B1, length_B1 = num_read_B[:, None], length_B[:, None]
-    # One position past the end of each row takes what is absent.
+    # One position past the end of each row takes absent symbols.
     tokens_BT = torch.full((num_rows, len(position_T) + 1), PADDING, device=device)
     tokens_BT[:, 0] = START
     place_S, column_L = position_T[: read_BS.shape[1]], position_T[:longest]

@@ -1,4 +1,4 @@
-"""Speed of reading a prompt and of writing after it, and what a sequence's state weighs."""
+"""Speed of prefill and decoding, and the size of a sequence's state."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,11 +28,10 @@ PREFILL, DECODE = "prefill_tokens_per_second", "decode_tokens_per_second"
 class Inference(Timed, SystemEvaluation):
     """Prefill and decoding, over lengths and batch sizes, in the run's precision; weights cast by it are cast once.
 
-    Prefill reads `sequence_length` tokens of each sequence into an empty state, which it makes, up to the logits of the
-    next token; not compiled. Decoding takes one token a sequence and step, the most likely one, from a state that has
-    seen `cache_length`; on CUDA the step is captured in a graph, on a CPU it runs as it is. State bytes are those of
-    one sequence that may grow to `cache_length`, caches in the compute dtype. Times are medians, with the 20th and 80th
-    percentile.
+    Prefill reads `sequence_length` tokens of each sequence into a new state, up to the next token's logits; not
+    compiled. Decoding takes the most likely token of each sequence, after `cache_length` tokens; on CUDA the step is
+    captured in a graph. State bytes are those of one sequence, caches in the compute dtype. Times are medians, with the
+    20th and 80th percentile.
     """
 
     lengths: list[int] = option(
@@ -89,7 +88,6 @@ class Inference(Timed, SystemEvaluation):
 
 @contextmanager
 def generating(device: torch.device, precision: str) -> Iterator[None]:
-    """Run a block on a device, in a precision, without gradients."""
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -100,7 +98,7 @@ def generating(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
-    """Time the prefill of all tokens at once, each time from a new state, with caches of this dtype."""
+    """Time the prefill of all tokens at once, each time from a new state."""
     batch_size, length = tokens_BT.shape
     last_BL = tokens_BT.new_full((batch_size, 1), length - 1)
 
@@ -111,9 +109,9 @@ def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, re
 
 
 def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
-    """Time one decoding step behind the tokens, which are read first, with caches of this dtype."""
+    """Time one decoding step behind the tokens."""
     batch_size, length = tokens_BT.shape
-    # No longer than needed: attention looks at all of a cache, filled or not.
+    # No longer than needed: attention reads the whole cache, filled or not.
     num_untimed = CapturedCall.NUM_WARMUP + 1
     num_steps = num_untimed + repetition.warmup + repetition.repeats
     state = model.init_state(batch_size, length + num_steps, dtype)
@@ -121,6 +119,6 @@ def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, r
     captured = tokens_BT.device.type == "cuda"
     decode = decoder(model, tokens_BT[:, -1].clone(), state, captured=captured)
     for _ in range(num_untimed):
-        # The last of them is recorded.
+        # The last one is recorded.
         decode()
     return repetition.times(decode, tokens_BT.device)

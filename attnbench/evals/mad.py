@@ -28,17 +28,16 @@ RECALLS = ("fuzzy_recall", "noisy_recall")
 class Mad(SizedProbe):
     """Small models on four tasks after MAD.
 
-    Its selective copying is eval.copy.selective, its in-context recall is recall at length 32. Each cell is a task and
-    a model. The docstrings of lib/mad_rules.py define the sequences:
+    Its selective copying is eval.copy.selective, its in-context recall is recall at length 32. lib/mad_rules.py defines
+    the sequences:
 
         noisy_recall   input  k3 v1 ~ k5 v2 k3 v1 ~ k5 v2     target  . . . . . v1 . . v2 .
         fuzzy_recall   input  k3 v1 v4 k1 k6 v2 k3 v1 v4      target  . . . . . . v1 v4 .
         compression    input  a c b <c> 2 0 1                 target  . . . . b a c
         memorisation   input  k7 _ k2 _                       target  . v3 . v9
 
-    MAD's own differ: its noise replaces no symbol at a known rate a unit; its fuzzy keys may begin each other, so that
-    a model cannot tell where one ends; its compression decodes one position's output with a perceptron, here the model
-    itself is asked, so that attention may look back and only a recurrent state has to compress.
+    MAD's noise replaces no symbol at a known rate a unit; its fuzzy keys may begin each other; its compression decodes
+    one position's output with a perceptron, while here attention may look back.
     """
 
     cells: list = option(
@@ -61,14 +60,14 @@ class Mad(SizedProbe):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_value("eval.mad.num_train", self.num_train, minimum=self.batch_size)
-        # A list, in which a word of any type can be looked for.
+        # A list accepts unhashable items in `in`.
         names, cells = [*MAD_RULES], self.cells
         if not cells or any(not (isinstance(cell, list) and len(cell) == 2 and cell[0] in names) for cell in cells):
             raise UserError(f"eval.mad.cells={cells}: must be a list of [task, length], tasks of {', '.join(names)}")
         if len({name for name, _ in cells}) < len(cells):
             raise UserError(f"eval.mad.cells={cells}: each task may stand once")
         for name, length in cells:
-            # Nine pairs of six symbols fit, so that a key comes twice; a sequence without a label has no accuracy.
+            # Nine pairs of six symbols fit, so that a key comes twice and there is a label.
             check_value(f"eval.mad.cells: {name}: length", length, kind=int, minimum=54 if name in RECALLS else 8)
 
     def tasks(self) -> Sequence["Mad"]:

@@ -1,4 +1,4 @@
-"""Peak memory of a forward pass and of a training pass as the sequence grows, and of the state while decoding."""
+"""Peak memory of a forward and of a training pass over lengths, and of the state while decoding."""
 
 import math
 from collections.abc import Iterator
@@ -18,14 +18,12 @@ from attnbench.settings.options import option
 class Memory(SystemEvaluation):
     """Peak memory above the weights, over sequence lengths that double until one no longer fits; on random tokens.
 
-    Not compiled: compiling every length would take longer than all the rest, and fuse what surrounds the mixer.
-
-    On CUDA the peak is what torch's allocator has handed out; throughput reports what it has reserved, in blocks of 2
-    and 20 MiB, which at short lengths would hide growth. On a CPU it is the resident set of a child process whose
-    memory is capped.
+    Not compiled: compiling every length would take longer than the rest. On CUDA the peak is the memory allocated by
+    torch (throughput reports reserved blocks, which hide growth at short lengths); on a CPU the resident set of a child
+    process with a memory limit.
 
     `growth_exponent` is the slope of log(peak) over log(length) through the upper half of the lengths that fit, at
-    least three of them, one standard error down and up: 1 where memory grows as the length, 2 as its square.
+    least three, with one standard error: 1 for linear growth, 2 for quadratic.
     """
 
     min_length: int = option(256, "characters in a sequence; doubles until it no longer fits", minimum=1)
@@ -78,13 +76,12 @@ class Memory(SystemEvaluation):
                     status, reason = "unsupported", UNKNOWN_PEAK
                 yield from without_numbers({metric: "MiB"}, settings, status, reason)
                 if status == "out_of_memory":
-                    # What is longer is not tried.
+                    # Longer ones are not tried.
                     reason = f"did not fit at {lengths[len(peaks)]}"
             yield growth(peaks, {"mode": mode, "batch_size": self.batch_size})
 
 
 def growth(peaks: dict[int, float], settings: dict[str, Any]) -> Measurement:
-    """Make the row `growth_exponent` of peaks by length, see Memory."""
     points = [(math.log(length), math.log(peak)) for length, peak in sorted(peaks.items()) if peak > 0]
     points = points[-max(3, math.ceil(len(points) / 2)) :]
     if len(points) < 3:

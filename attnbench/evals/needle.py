@@ -32,13 +32,11 @@ class Needle(StringProbe):
         input   f7 f2 k3 v9 f7 f1 f4 f2 f8 k3
         target  .  .  .  .  .  .  .  .  .  v9
 
-    Keys are 0 ... 15, values 16 ... 31, filler 32 ... 63, each uniform and independent. At depth d the key follows
-    the share d / 100 of the other n - 3 symbols, rounded down; in training every place is equally likely. Needles in a
-    haystack of text (Kamradt, 2023) are sentences, and are asked of a model trained on text; these are symbols of a
-    model trained to find them.
+    Keys are 0 ... 15, values 16 ... 31, filler 32 ... 63, each uniform and independent. At depth d the key follows d %
+    of the other n - 3 symbols, rounded down; in training every place is equally likely.
 
-    The task needs no key: one symbol of a sequence is a value, and a model that names it, whatever key is asked for,
-    scores 1.0. It measures how long and over how much filler a model keeps one symbol, and no association.
+    A model that names the only value, whatever the key, scores 1.0: the task measures how long and over how much filler
+    a model keeps one symbol, and no association.
     """
 
     # Shorter sequences may be too few for three splits.
@@ -110,7 +108,7 @@ def _batch(split: str, seed: int, index_B: Tensor, length_B: Tensor, place_B: Te
         split, row_B, lambda hash_R, row_R: _tokens(hash_R, length_B[row_R], place_B[row_R], longest)
     )
     tokens_BT = _tokens(hash_B, length_B, place_B, longest)
-    # Behind the end stands symbol 0, which nothing before it can see.
+    # Symbol 0 fills the end, which no earlier position can see.
     return Batch(
         tokens_BT.where(tokens_BT != ABSENT, 0),
         tokens_BT.gather(1, 1 + place_B[:, None]),
@@ -120,7 +118,7 @@ def _batch(split: str, seed: int, index_B: Tensor, length_B: Tensor, place_B: Te
 
 
 def _tokens(hash_B: Tensor, length_B: Tensor, place_B: Tensor, longest: int) -> Tensor:
-    """Sequences (B, longest), ABSENT behind the end of each."""
+    """Return sequences (B, longest), ABSENT behind the end of each."""
     position_T = torch.arange(longest, device=hash_B.device)
     key_B1 = integers_below(hashed(hash_B, KEY), NUM_KEYS)[:, None]
     value_B1 = NUM_KEYS + integers_below(hashed(hash_B, VALUE), NUM_VALUES)[:, None]

@@ -28,15 +28,13 @@ SCORED = {**TEST_OF_BEST, **FULL_CONTEXT}
 class Perplexity(CheckpointEvaluation):
     """The language model on validation and test: with full context, over all positions, and by position.
 
-    exp of (sum of nats over sum of tokens), also as nats and bits a character and as bits a byte of UTF-8. Of
-    data.tokenizer=characters, where a token is a character, the first three are one number. Bits a byte are comparable
-    whatever the tokenizer; a character that it does not know costs eight bits a byte beside its nats.
+    exp of (sum of nats over sum of tokens), also as nats and bits a character and as bits a byte of UTF-8; an unknown
+    character costs eight bits a byte beside its nats.
 
-    The split is cut into windows that follow each other. Over all positions, every token but the split's first is
-    predicted once, from those before it in its window. With full context, the last half of each window counts, and the
-    last half of windows that lie half a window further on in place of each first half: every token from half a
-    window on is predicted once, from half a window to a whole one (`context: full` in the rows). Intervals of single
-    rows are over blocks of text. `chance` is what the frequencies of the training split's tokens reach.
+    The split is cut into consecutive windows. Over all positions, every token but the split's first is predicted once.
+    With full context (`context: full`), the last half of each window counts, and in place of each first half the last
+    half of a window that lies half a window further on. Intervals of single rows are over blocks of text. `chance` is
+    the perplexity of the training split's token frequencies.
     """
 
     extrapolation: list[int] = option(
@@ -57,13 +55,12 @@ class Perplexity(CheckpointEvaluation):
     one_more = {"extrapolation": [2, 4]}
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
-        """Both splits for both checkpoints, at the training length."""
         for checkpoint, split in product(("best", "final"), ("validation", "test")):
             places = self._places(subject, split, checkpoint, subject.seq_len)
             yield from rows_without_numbers(places, status, reason)
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Both splits for the best and the final checkpoint, then longer windows for the final one."""
+        """Yield both splits for the best and the final checkpoint, then longer windows for the final one."""
         for checkpoint in ("best", "final"):
             model = subject.trained_model(checkpoint)
             for split in ("validation", "test"):
@@ -90,7 +87,7 @@ class Perplexity(CheckpointEvaluation):
         yield from score_rows(places, *scores)
 
     def _nats(self, model: LanguageModel, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
-        """Return the nats of each token over all positions, and with full context; see `full_context`."""
+        """Return the nats of each token over all positions, and with full context."""
         batch_size, (tokens_N, _) = max(1, self.batch_tokens // length), self._part(subject, split)
         tokens_N = tokens_N.to(subject.device)
 
@@ -107,7 +104,6 @@ class Perplexity(CheckpointEvaluation):
         return subject.corpus.first_characters(split, self.characters)
 
     def _places(self, subject: Subject, split: str, checkpoint: str, length: int) -> list[Place]:
-        """Return where the scores of a split belong: over all positions, and with full context."""
         tokens_N, part = self._part(subject, split)
         axes = {"split": split, "checkpoint": checkpoint, "sequence_length": length, **part}
         return [
@@ -117,14 +113,9 @@ class Perplexity(CheckpointEvaluation):
 
 
 def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> Tensor:
-    """Return the nats of every token from half a window on, each at a position in the last half of its window.
-
-    Half-windows of the text come in turn from the windows behind `all_N` and from those that begin half a window later.
-
-    Args:
-        all_N: nats of each token in windows one after the other.
-        nats: the same of the text from an index on.
-    """
+    """Return the nats of every token from half a window on, each at a position in the last half of its window: in turn
+    from `all_N`, the nats of consecutive windows, and from windows half a window later, by `nats` of the text from an
+    index on."""
     half, shift = length // 2, length - length // 2
     index_N = torch.arange(len(all_N))[half:]
     full_N, is_shifted_N = all_N[half:].clone(), index_N % length < half

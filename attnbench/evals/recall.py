@@ -23,7 +23,7 @@ from attnbench.settings.schema import ModelSettings
 from attnbench.training.step import Batch
 
 RATE_FROM: dict[tuple[Any, Any], tuple[int, int]] = {(512, 64): (256, 16)}
-"""The cell whose search is dear, and the one whose rate it takes over with `reuse_rate`."""
+"""The cell with an expensive search, and the one whose rate it takes over with `reuse_rate`."""
 
 LABEL = ("sequence_length", "num_pairs")
 FILLERS = ("blank", "random")
@@ -32,8 +32,8 @@ FILLERS = ("blank", "random")
 class Recall(Probe):
     """Small models that look up what they have read, many queries at once; a model for each cell and width.
 
-    A model has one head and no feed-forward, so that no width is solved to match it. lib/recall_strings.py makes the
-    sequences. Those of training and validation have the cell's numbers of pairs in turn; a test has one number.
+    A model has one head and no feed-forward, so that no width is solved to match it. Training and validation alternate
+    over the cell's numbers of pairs. lib/recall_strings.py makes the sequences.
     """
 
     preset: str = option(
@@ -75,7 +75,6 @@ class Recall(Probe):
         check_value("eval.recall.widths", self.widths, kind=list[int], distinct=True, minimum=1)
         check_value("eval.recall.budgets", [n for steps in self.budgets.values() for n in steps.values()], minimum=1)
         check_cells(self.cells, self.vocabulary_size)
-        # An epoch has a batch at least.
         for task in self.tasks():
             check_value("eval.recall.num_train", self.num_train, minimum=task.batch_size)
 
@@ -134,7 +133,6 @@ class Recall(Probe):
         return recall_strings(split, seed, start, count, device, pairs=self.pairs, **self._form)
 
     def test_sequences(self, seed: int, pairs: int, device: torch.device) -> Batch:
-        """Make the test sequences with one number of pairs."""
         return recall_strings("test", seed, 0, self.num_test, device, pairs=[pairs], **self._form)
 
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:

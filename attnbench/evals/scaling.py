@@ -22,10 +22,10 @@ COSTS = {"parameters": "", "step_milliseconds": "ms", "peak_memory_mib": "MiB"}
 class Scaling(Timed, SystemEvaluation):
     """Cost of a training step, and loss, over model sizes, each matched as the run is.
 
-    With `train_tokens` every size has its learning rate searched on the validation split, and is then trained on that
-    many characters with several seeds; its loss is that of the test split. Of five sizes or more the power law
-    loss = irreducible + a N^-b over their non-embedding parameters N is fitted to the means over seeds;
-    `scaling_exponent` is b, and the intervals are by resampling the seeds of each size.
+    With `train_tokens` every size has its learning rate searched on the validation split, and is trained with several
+    seeds on that many characters; its loss is that of the test split. For five sizes or more the power law loss =
+    irreducible + a N^-b over their non-embedding parameters N is fitted; `scaling_exponent` is b, and the intervals
+    resample the seeds of each size.
     """
 
     sizes: dict = option(
@@ -75,7 +75,6 @@ class Scaling(Timed, SystemEvaluation):
         return self.train_tokens is not None
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
-        """Size after size, and at the end the power law."""
         settle(subject)
         losses: dict[int, list[float]] = {}
         for name, model in self.models.items():
@@ -106,7 +105,6 @@ class Scaling(Timed, SystemEvaluation):
             yield from power_law(losses)
 
     def _refusal(self, subject: Subject, model: ModelSettings) -> str | None:
-        """Return the reason why a size cannot be measured at all; None where it can."""
         try:
             subject.builder(model)
         except UserError as refusal:

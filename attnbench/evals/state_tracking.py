@@ -1,4 +1,4 @@
-"""State tracking: whether small models keep a state that every symbol changes, on strings longer than trained on."""
+"""State tracking: models keep a state that every symbol changes, on strings longer than trained on."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from attnbench.settings.options import option
 from attnbench.training.step import Batch
 
 SHARED_BITS = 10
-"""Lengths with fewer than 2^10 strings may have one in several splits: too few to keep some from training."""
+"""Lengths with fewer than 2^10 strings may have one in several splits: there are too few of them."""
 
 STRING = 1
 """Purpose of a hash, as its first counter."""
@@ -39,12 +39,9 @@ class StateTracking(StringProbe):
         s3, a5, s5               input   x1 x2 x3             target  x1 x2∘x1 x3∘x2∘x1
         s5_swaps                 the same with inputs that move two of the five points, or none
 
-    Arithmetic is modulo 5. A string's length counts its labels: bits, permutations, numbers, pairs of brackets. Steps
-    are uniform and independent.
-
-    Others' generators ask for fewer labels: Grazzi et al. (arXiv 2411.12537) and Delétang et al. (2207.02098) ask for
-    the answer behind the end of a string, and count the symbols of arithmetic as its length; here the value so far, or
-    of what a bracket closes, is asked for as well. Liu et al. (2210.10749) ask at each position, as here.
+    Arithmetic is modulo 5. A string's length counts its labels. Steps are uniform and independent. Grazzi et al. (arXiv
+    2411.12537) and Delétang et al. (2207.02098) ask for the answer behind the end of a string alone, Liu et al.
+    (2210.10749) at each position, as here.
     """
 
     rules: list = option(
@@ -88,7 +85,7 @@ class StateTracking(StringProbe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # In a list a word of any type can be looked for.
+        # A list accepts unhashable items in `in`.
         known, rules = [*RULES], self.rules
         if not rules or any(rule not in known or rules.count(rule) > 1 for rule in rules):
             raise UserError(
@@ -142,6 +139,6 @@ class StateTracking(StringProbe):
         )
         tokens_BT, states_BL, positions_BL = rule.strings(hashed(hash_B, STRING), length_B, longest)
         is_label_BL = torch.arange(longest, device=hash_B.device) < length_B[:, None]
-        # Behind the end stands symbol 0, which nothing before it can see.
+        # Symbol 0 fills the end, which no earlier position can see.
         tokens_BT = tokens_BT.where(tokens_BT != ABSENT, 0)
         return Batch(tokens_BT, states_BL.where(is_label_BL, 0), is_label_BL.float(), positions_BL)

@@ -1,4 +1,4 @@
-"""Speed, memory and arithmetic of the training step, over lengths at one batch size and at one number of tokens."""
+"""Speed, memory and arithmetic of the training step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,10 +26,9 @@ UNITS = {
 class Throughput(Timed, SystemEvaluation):
     """The training step itself, over sequence lengths: forward, backward, clip, optimizer, on real text.
 
-    `first_step_seconds` runs from the built model to the end of its first step, with nothing found in the compiler's
-    caches. `achieved_tflops` counts what the mixer's own formula says must be done, and `ceiling_fraction` divides it
-    by what one large matrix product reaches on this device in this precision. Times are medians, with the 20th and
-    80th percentile.
+    `first_step_seconds` starts from the built model, with empty compiler caches. `achieved_tflops` counts the
+    operations by the mixer's own formula, and `ceiling_fraction` divides it by the speed of one large matrix product.
+    Times are medians, with the 20th and 80th percentile.
     """
 
     lengths: list[int] = option([256, 512, 1024], "characters in a sequence, at batch_size sequences a step", minimum=1)
@@ -66,7 +65,7 @@ class Throughput(Timed, SystemEvaluation):
                 )
         pairs = [(length, self.batch_size) for length in self.lengths]
         pairs += [(length, (tokens or 0) // length) for length in at_constant_tokens]
-        # A dict, because it keeps the order and what stands in both lists is measured once.
+        # A dict keeps the order and drops pairs of both lists.
         self.pairs = list(dict.fromkeys(pairs))
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
@@ -86,7 +85,6 @@ class Throughput(Timed, SystemEvaluation):
 
 
 def _rows(cost: StepCost, settings: dict[str, Any], ceiling_tflops: float) -> Iterator[Measurement]:
-    """One row for each of UNITS, in their order."""
     times, num_tokens = cost.times, settings["sequence_length"] * settings["batch_size"]
 
     def row(metric: str, value: float, **more: Any) -> Measurement:

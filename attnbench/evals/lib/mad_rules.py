@@ -1,4 +1,4 @@
-"""Tasks after MAD (Poli et al., arXiv 2403.17844): sequences from hashes, with their labels."""
+"""Tasks after MAD (Poli et al., arXiv 2403.17844)."""
 
 from abc import ABC, abstractmethod
 from itertools import product
@@ -15,24 +15,20 @@ UNITS, KEYS, VALUES, LENGTHS, NOISE, QUERIES = range(6)
 
 
 class MadRule(ABC):
-    """A kind of sequences."""
-
     num_answers: int
 
     @abstractmethod
-    def vocabulary_size(self, length: int) -> int:
-        """Number of different symbols."""
+    def vocabulary_size(self, length: int) -> int: ...
 
     @abstractmethod
-    def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
-        """Make the sequences of these hashes; `seed` is the training's."""
+    def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch: ...
 
 
 class NoisyRecall(MadRule):
-    """Keys with the value that each has in this sequence, again and again, and noise between the pairs.
+    """Keys with their value in this sequence, again and again, and noise between the pairs.
 
     Keys are 0 ... 7, values 8 ... 15, noise 16 ... 31. A unit is one symbol of noise with probability 1/5, otherwise a
-    pair of a uniform key. A key's value is uniform, asked for wherever the key was seen before. Noise fills the end.
+    pair of a uniform key. A value is a label if the key was seen before. Noise fills the end.
     """
 
     num_keys = num_answers = 8
@@ -53,7 +49,7 @@ class NoisyRecall(MadRule):
         noise_BT = integers_below(
             hashed(hash_B[:, None], NOISE, torch.arange(length + 1, device=hash_B.device)), self.num_noise
         )
-        # One position past the end takes what is absent.
+        # One position past the end takes absent symbols.
         tokens_BT = 2 * self.num_keys + noise_BT
         tokens_BT.scatter_(1, start_BU.where(is_pair_BU, length), key_BU)
         tokens_BT.scatter_(1, (start_BU + 1).where(is_pair_BU, length), value_BU)
@@ -67,8 +63,8 @@ class FuzzyRecall(MadRule):
     """Eight keys of one to three symbols, with values of one to three, again and again.
 
     Symbols of keys are 0 ... 7, of values 8 ... 15. A key's first symbol t tells its length, 1 + t % 3, so that no key
-    begins another; a sequence's eight are different, all sets of the 155 equally likely. Every symbol of a value is
-    asked for wherever its key was seen before. Symbol 16 fills the end.
+    begins another; all sets of eight of the 155 keys are equally likely. Every symbol of a value is a label if its key
+    was seen before. Symbol 16 fills the end.
     """
 
     num_symbols = num_answers = num_pairs = 8
@@ -99,7 +95,7 @@ class FuzzyRecall(MadRule):
         is_key_BUJ = fits_BU1 & (symbol_J < key_width_BU[..., None])
         is_value_BUJ = fits_BU1 & (symbol_J < value_width_BU[..., None])
         value_at_BUJ = start_BU1 + key_width_BU[..., None] + symbol_J
-        # One position past the end takes what is absent.
+        # One position past the end takes absent symbols.
         tokens_BT = torch.full((len(hash_B), length + 1), 2 * self.num_symbols, device=device)
         tokens_BT.scatter_(1, (start_BU1 + symbol_J).where(is_key_BUJ, length).flatten(1), key_BUJ.flatten(1))
         tokens_BT.scatter_(1, value_at_BUJ.where(is_value_BUJ, length).flatten(1), value_BUJ.flatten(1))
@@ -135,10 +131,8 @@ class Compression(MadRule):
 
 
 class Memorisation(MadRule):
-    """Keys 0 ... 127, each with a blank behind it that asks for its value; a value is never shown.
-
-    What value, 128 ... 255, a key has is a function of the training's seed, the same in all splits.
-    """
+    """Keys 0 ... 127, each with a blank behind it for its value, 128 ... 255, which is never shown: a function of the
+    training's seed, the same in all splits."""
 
     num_keys = num_answers = 128
 

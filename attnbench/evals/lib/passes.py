@@ -1,4 +1,4 @@
-"""Passes whose memory is weighed: on a GPU by its allocator, on a CPU by the resident set of a child process."""
+"""Memory of a pass: on a GPU by its allocator, on a CPU by the resident set of a child process."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ METRICS = {"forward": "forward_peak_mib", "training": "training_peak_mib"}
 """The metric of each mode: a forward pass without gradient, or forward and backward of the loss."""
 
 Weigh = Callable[[str, int], float | OutOfMemory | None]
-"""Peak MiB of a pass in a mode at a length; None where the system does not tell."""
+"""Peak MiB of a pass in a mode at a length; None if the system does not tell."""
 
 
 def _pass(model: LanguageModel, mode: str, length: int, batch_size: int, precision: str) -> Callable[[], object]:
@@ -50,7 +50,7 @@ def weigh_on_device(
         start_afresh(device)
         # A new model each time: a backward pass that did not fit leaves gradients on the old one.
         run = _pass(builder(), mode, length, batch_size, precision)
-        # Once before: what kernels try out to choose their blocks, and cuBLAS's workspace, are not the pass's own.
+        # Once before: autotuning and cuBLAS's workspace are not the pass's own.
         run()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -61,7 +61,6 @@ def weigh_on_device(
 
 
 def resident_weigher(builder: Callable[[], LanguageModel], batch_size: int, precision: str) -> Weigh:
-    """Prepare the child process, and return what weighs its passes."""
     return_freed_memory()
     model = builder()
 
@@ -72,6 +71,6 @@ def resident_weigher(builder: Callable[[], LanguageModel], batch_size: int, prec
         return None if before_mib is None else resident_peak_mib() - before_mib
 
     for mode in METRICS:
-        # Once at a short length: threads and what libraries load on first use are no part of a pass.
+        # Once at a short length: threads and libraries loaded on first use are no part of a pass.
         _pass(model, mode, 16, batch_size, precision)()
     return weigh

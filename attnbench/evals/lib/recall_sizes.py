@@ -6,7 +6,7 @@ from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
 MAX_LENGTH = 2**15
-"""Positions of a sequence: choose_by_power counts in whole numbers, which overflow beyond."""
+"""Positions of a sequence: the integers of choose_by_power overflow beyond."""
 
 DRAWN = "drawn"
 """Order of queries in which the first pair has the slot that is drawn first."""
@@ -24,12 +24,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "zoology": {**ZOOLOGY, "num_train": 50_000, "num_test": 1_000},
     "zoology_full": {**ZOOLOGY, "num_train": 100_000, "num_test": 3_000, "query_order": DRAWN},
 }
-"""Values of the settings that are null. small is learnt on a CPU in a minute; published has the numbers of pairs of
-that table, at which language models that were never trained to recall are at chance; zoology is the task of Arora et
-al. (2024), at which mixers part.
+"""Values of the settings that are null. small is learnt on a CPU in a minute; published has numbers of pairs at which
+language models without recall training are at chance; zoology, the task of Arora et al. (2024), separates mixers.
 
-zoology_full has the sequences, batches, filler, order of queries and steps (64 epochs) of their figure 2. Theirs beside
-it are rates from 1e-4 to 1e-2, and learned positions and a dropout of 0.1 for attention."""
+zoology_full has the sequences, batches, filler, order of queries and steps (64 epochs) of their figure 2. They also
+used rates from 1e-4 to 1e-2, and learned positions and a dropout of 0.1 for attention.
+"""
 
 BATCH_SIZES = {
     "small": {0: 64},
@@ -37,20 +37,20 @@ BATCH_SIZES = {
     "zoology": {0: 256, 512: 128},
     "zoology_full": {0: 512, 256: 256, 512: 128},
 }
-"""Sequences a step, by preset and the length from which on it is so."""
+"""Sequences a step, by preset and the smallest length for which it holds."""
 
 BUDGETS = {
     # 160 at 3e-2, the best rate, on a CPU.
     "small": {"32x4": 1600},
-    # plan=published makes all of them; softmax takes 160 at 1e-2.
+    # plan=published takes all steps; softmax takes 160 at 1e-2.
     "published": {"64x15": 1500},
     # On one H200: 60 at 3e-2, 60 at 1e-1, 100 at 3e-2; 240 at 1e-2 on a CPU; 500, 1100 and 500 at 1e-2.
     "zoology": {"64x4": 600, "128x8": 600, "256x16": 1000, "256x32": 2400, "512x64": 5000},
     # 64 epochs of 100,000 sequences, as Arora et al.
     "zoology_full": {"64x4": 12500, "128x8": 12500, "256x16": 25000, "512x64": 50000},
 }
-"""The most steps by preset and cell: ten times the median, over three search seeds, that softmax with rotary positions
-takes to 95 %, with the seeds' steps or their median beside it."""
+"""The most steps by preset and cell: ten times the median over three search seeds that softmax with rotary positions
+takes to 95 %, in the comments."""
 
 
 def batch_size(preset: str, length: int) -> int:
@@ -69,13 +69,7 @@ def check_cells(cells: list[Any], vocabulary_size: int) -> None:
 
 
 def budget(budgets: dict[str, dict[str, int]], preset: str, cell: list[Any]) -> int:
-    """Look up the most steps of a training, by preset and cell: {"small": {"32x4": 1500}}.
-
-    Of a cell of several numbers of pairs the largest stands in its name.
-
-    Raises:
-        UserError: the yaml has none for this cell.
-    """
+    """Look up the most steps of a training, by preset and cell: {"small": {"32x4": 1500}}."""
     length, pairs = cell
     name = f"{length}x{max(pairs) if isinstance(pairs, list) else pairs}"
     if name not in budgets.get(preset, {}):

@@ -1,4 +1,4 @@
-"""Sequences of associative recall: pairs of key and value, then some of the keys again, to be answered."""
+"""Sequences of associative recall: pairs of key and value, then some of the keys again as queries."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from attnbench.training.step import Batch
 BLANK = 0
 
 NEARNESS = 0.99
-"""p(slot) ∝ slot^-0.99: what follows the pairs soon is asked for most, as words recur in text."""
+"""p(slot) ∝ slot^-0.99: most queries follow the pairs soon, as words recur in text."""
 
 KEYS, VALUES, SLOTS, QUERIES, FILLER = range(5)
 """Purposes of a hash, as its first counter."""
@@ -44,17 +44,13 @@ def recall_strings(
         target  .  .  .  .  .  .  .  .  v1 .  v7 .  v3 .
 
     Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
-    sequence are different, and so are its values: a model that only knows which values are there is right once in
-    `pairs`. Each key is asked for once, in random order. What follows the pairs is cut into slots of two positions, of
-    which a query takes the first; slots count from 1 and are drawn without replacement with p(slot) ∝ slot^(a - 1),
-    a = 0.01. All other positions hold blanks, or random values, which may be those of pairs: the answers are never
-    shown.
+    sequence are different, and so are its values. Each key is a query once, in random order. The positions after the
+    pairs are cut into slots of two, of which a query takes the first; slots count from 1 and are drawn without
+    replacement with p(slot) ∝ slot^(a - 1), a = 0.01. All other positions hold blanks, or random values, which may be
+    those of pairs.
 
-    With the query order DRAWN, that of Arora et al., the first pair has the slot that is drawn first, and so on: the
-    earlier a pair stands, the sooner, as a rule, it is asked for.
-
-    Args:
-        pairs: numbers of pairs, which sequences have round and round; L is the largest.
+    With the query order DRAWN, that of Arora et al., the first pair has the slot that is drawn first, and so on.
+    Sequences take the numbers of `pairs` in turn; L is the largest.
     """
     pairs_N, most, half = torch.tensor(pairs, device=device), max(pairs), vocabulary_size // 2
     num_values = vocabulary_size - half
@@ -69,7 +65,7 @@ def recall_strings(
         if query_order != DRAWN:
             asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)
         query_BP = 2 * (pairs_B1 + slot_BP - 1)
-        # One position past the end of each row takes what is absent.
+        # One position past the end of each row takes absent symbols.
         tokens_BT = torch.full((len(hash_B), length + 1), BLANK, device=hash_B.device)
         if random_filler:
             position_T = torch.arange(length + 1, device=hash_B.device)

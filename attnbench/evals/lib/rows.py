@@ -14,7 +14,6 @@ STATE = "state_bytes"
 
 
 def doublings(first: int, last: int) -> list[int]:
-    """first, 2 first, 4 first, ... up to `last`."""
     lengths = []
     while first <= last:
         lengths.append(first)
@@ -23,20 +22,19 @@ def doublings(first: int, last: int) -> list[int]:
 
 
 def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    """Yield one row for each metric, with the status that says why it has no number."""
+    """Yield a row for each metric, with the status that explains its missing number."""
     for metric, unit in units.items():
         yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
 
 
 def lacks_state(model: LanguageModel) -> str | None:
-    """Return the reason where a layer takes no state, otherwise None."""
     backend = model.backend_without_state
     return f"backend {backend} only trains: it takes no state" if backend else None
 
 
 def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[Measurement]:
-    """Yield bytes of one sequence's state when it has grown to each length (`axis`), caches in the compute dtype."""
-    # On the meta device: the bytes are counted, not allocated.
+    """Yield bytes of one sequence's state grown to each length (`axis`), caches in the compute dtype."""
+    # On the meta device bytes are counted, not allocated.
     model, dtype = subject.new_model().to("meta"), dtype_of(subject.precision)
     reason = lacks_state(model)
     for length in lengths:
@@ -51,7 +49,7 @@ def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[
 def until_out_of_memory(
     measured: Iterator[Measurement], instead: Callable[[str], Iterable[Measurement]]
 ) -> Iterator[Measurement]:
-    """Pass rows on until memory runs out; then those that `instead` makes of the reason, where there is no row yet."""
+    """Pass rows on until memory runs out; then yield the missing rows of `instead`."""
     measured_keys: set[str] = set()
     while True:
         row = attempt(lambda: next(measured, None))
@@ -65,7 +63,7 @@ def until_out_of_memory(
 
 
 def time_row(times: Times, settings: dict[str, Any], metric: str = "step_milliseconds") -> Measurement:
-    """Make a row of the median of repeats, from the 20th to the 80th percentile."""
+    """Return a row of the median of repeats, from the 20th to the 80th percentile."""
     return Measurement(
         metric=metric,
         value=times.median_ms,
@@ -78,7 +76,6 @@ def time_row(times: Times, settings: dict[str, Any], metric: str = "step_millise
 
 
 def speed_row(metric: str, num_tokens: int, times: Times, settings: dict[str, Any]) -> Measurement:
-    """Make a row of tokens a second of repeats that each take `num_tokens`, between the same percentiles."""
     return Measurement(
         metric=metric,
         value=num_tokens / times.median_ms * 1e3,
@@ -91,13 +88,12 @@ def speed_row(metric: str, num_tokens: int, times: Times, settings: dict[str, An
 
 
 def peak_row(metric: str, peak_mib: float | None, settings: dict[str, Any]) -> Measurement:
-    """Make a row of a peak of memory; without a number where the system does not give one."""
     status, reason = ("ok", "") if peak_mib is not None else ("unsupported", UNKNOWN_PEAK)
     return Measurement(metric=metric, value=peak_mib, unit="MiB", settings=settings, status=status, reason=reason)
 
 
 def first_metric_without_number(evaluation: Evaluation, name: str, reason: str) -> Iterator[Measurement]:
-    """Yield one row in place of all that an evaluation has not measured for want of memory."""
+    """Yield one row in place of all that did not fit into memory."""
     metric = evaluation.plots[0][0] if evaluation.plots else name
     yield Measurement(metric=metric, value=None, unit="", status="out_of_memory", reason=reason)
 

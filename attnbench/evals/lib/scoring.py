@@ -12,19 +12,12 @@ from attnbench.results.rows import Measurement
 from attnbench.training.step import Batch
 
 MAX_ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
-"""Logits and scores of attention that one forward pass may have: 128 MiB and 1 GiB in float32. A GPU waits for the host
-between small ones."""
+"""Logits and attention scores of one forward pass: 128 MiB and 1 GiB in float32. Small passes leave a GPU waiting."""
 
 
 @torch.no_grad()
 def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
-    """Return where the most likely symbol is the target, (B, L) bool; False where there is no label.
-
-    Runs in the precision of the caller, over a bounded number of sequences at a time.
-
-    Args:
-        batch: with weights and positions.
-    """
+    """Return where the most likely symbol is the target, (B, L) bool; False without a label."""
     was_training = model.training
     model.eval()
     correct = []
@@ -37,7 +30,6 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurement:
-    """Make a row of the share of `correct` that is true, and of its size."""
     value = float(correct.double().mean())
     return Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
 
@@ -49,7 +41,7 @@ def mean_accuracy(model: LanguageModel, batch: Batch) -> float:
 
 @torch.no_grad()
 def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -> list[float]:
-    """Return `mean_accuracy` of each model on its own batch, all of one shape, by one pass for all of them."""
+    """Return `mean_accuracy` of each model on its own batch, all of one shape, in one pass for all."""
     template, was_training = models[0], models[0].training
     by_model = [dict(model.named_parameters()) for model in models]
     stacked = {name: torch.stack([parameters[name] for parameters in by_model]) for name in by_model[0]}
@@ -71,7 +63,6 @@ def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -
 
 
 def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slice]:
-    """Cut a batch into parts that fit one forward pass of all models."""
     length, num_labels = batch.tokens_BT.shape[1], batch.targets_BT.shape[1]
     of_sequence = num_models * (num_labels * model.embedding.num_embeddings + length**2)
     at_once = max(1, MAX_ELEMENTS[batch.tokens_BT.device.type] // of_sequence)

@@ -15,8 +15,8 @@ CHUNK = 2**16
 """Sequences generated at a time."""
 
 STREAMED_FROM = 2**20
-"""Number of training sequences from which only a chunk is in memory. The first epoch then takes them as they are
-generated, later ones shuffle each chunk; with fewer sequences every epoch shuffles all."""
+"""Number of training sequences from which only a chunk is in memory. The first epoch then keeps the order of
+generation, later ones shuffle each chunk; with fewer sequences every epoch shuffles all."""
 
 NUM_BUCKETS = 8
 """Shapes of the batches of a task with length buckets; a captured step has a recording for each."""
@@ -25,13 +25,13 @@ NUM_BUCKETS = 8
 class TrainingSequences:
     """Training sequences of a task on the device, stored as small integers, see `Batch.wide`.
 
-    With `task.length_buckets` a batch has sequences of about one length and ends with the longest. Lengths depend on
-    the step alone, so that the batches of a stack have one shape, apart from a few at the borders of the buckets.
+    With `task.length_buckets` a batch has sequences of about one length. Lengths depend on the step alone, so that the
+    batches of a stack have one shape, except at the borders of the buckets.
     """
 
     def __init__(self, task: Probe, seed: int, device: torch.device) -> None:
         self.task, self.seed, self.device = task, seed, device
-        # A few first, so that loading libraries is not timed.
+        # Load libraries before the timed generation.
         example = task.sequences("train", seed, 0, task.batch_size, device)
         self._widths = example.tokens_BT.shape[1], example.targets_BT.shape[1]
         self._is_at_every_position = self._widths[0] == self._widths[1]
@@ -53,7 +53,6 @@ class TrainingSequences:
             self.mean_length = float(self._lengths(first)[0].double().mean())
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step: every sequence once an epoch, in a new order."""
         epoch, index = divmod(step, self.batches_per_epoch)
         chunk, index = divmod(index, self._batches_per_chunk)
         if self._at != (epoch, chunk):
@@ -86,7 +85,6 @@ class TrainingSequences:
             self._generated = None
 
     def _generate(self, chunk: int) -> Batch:
-        """Return the sequences of a chunk in the order of their indices."""
         if self._generated is not None and self._generated[0] == chunk:
             return self._generated[1]
         start, end = 0, self.task.num_train_sequences
@@ -104,7 +102,7 @@ class TrainingSequences:
             if chunk:
                 raise ValueError(f"{self.task}: labels of sequences {start} to {end} stand elsewhere than all before")
             self._is_at_every_position = False
-        # Without positions the model looks none up, whose gradient would be slow.
+        # Without positions the model gathers none, whose gradient would be slow.
         batch = batch._replace(positions_BL=None) if self._is_at_every_position else batch
         self._generated = chunk, batch
         return batch
@@ -126,19 +124,17 @@ class TrainingSequences:
 
 
 def _labels(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return which labels there are, and at which positions, (B, L) both."""
+    """Return which labels exist, and their positions, (B, L) both."""
     column_BL = torch.arange(batch.targets_BT.shape[1], device=batch.targets_BT.device).expand_as(batch.targets_BT)
     is_label_BL = batch.weight_BT > 0 if batch.weight_BT is not None else torch.ones_like(column_BL, dtype=torch.bool)
     return is_label_BL, batch.positions_BL.long() if batch.positions_BL is not None else column_BL
 
 
 def _is_at_every_position(batch: Batch) -> bool:
-    """True if label l of every sequence stands at position l."""
     is_label_BL, position_BL = _labels(batch)
     column_L = torch.arange(position_BL.shape[1], device=position_BL.device)
     return bool(((position_BL == column_L) | ~is_label_BL).all())
 
 
 def _smallest(bound: int) -> torch.dtype:
-    """Return the dtype of fewest bytes for the integers below `bound`."""
     return next(dtype for dtype in (torch.int8, torch.int16, torch.int32) if bound - 1 <= torch.iinfo(dtype).max)

@@ -1,4 +1,4 @@
-"""Losses of model sizes: a rate searched and a model trained for each seed, and the power law over the sizes."""
+"""Losses of model sizes: a searched rate, a training for each seed, and the power law over the sizes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,19 +23,17 @@ LOSS = {"non_embedding_parameters": "", "nats_per_character": "nat"}
 FIT = {"scaling_exponent": "", "irreducible_nats_per_character": "nat"}
 
 MIN_SIZES = 5
-"""Sizes that a power law with an irreducible loss, three numbers, is fitted to at least."""
+"""Fewest sizes that a power law with an irreducible loss, three numbers, is fitted to."""
 
 NUM_RESAMPLES = 499
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Trained:
-    """Outcome of a training."""
-
     parameters: int
     """Without the embedding."""
     nats: float
-    """A character, on the split that it was scored on."""
+    """A character, on the scored split."""
     num_labels: int
     num_skipped: int
     """Updates left out because their gradients were not finite."""
@@ -47,8 +45,6 @@ class Trained:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Size:
-    """Outcome of the trainings of one size."""
-
     scored: list[Trained]
     """One a seed."""
     learning_rate: float
@@ -81,8 +77,6 @@ class Size:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class SizeTraining:
-    """The trainings of one size; what is not given here is the subject's own."""
-
     subject: Subject
     size: ModelSettings
     num_tokens: int
@@ -92,20 +86,18 @@ class SizeTraining:
     warmup_steps: int
 
     def losses(self, num_search_seeds: int, num_seeds: int) -> "Size":
-        """Search the rate, then train and score the size with all seeds."""
         searched: dict[float, float] = {}
         for rate in self.learning_rates if len(self.learning_rates) > 1 else ():
             seeds = range(SELECTION_SEED, SELECTION_SEED + num_search_seeds)
             trained = [self.train(rate, seed, "validation") for seed in seeds]
             searched[rate] = math.inf if any(one.is_diverged for one in trained) else mean(one.nats for one in trained)
-        # Of equals the smaller: the first.
+        # The first, smaller one of equals.
         rate = min(searched, key=searched.__getitem__, default=self.learning_rates[0])
         scored = [self.train(rate, seed, "test") for seed in range(self.subject.seed, self.subject.seed + num_seeds)]
         is_edge = len(searched) > 2 and rate in (self.learning_rates[0], self.learning_rates[-1])
         return Size(scored=scored, learning_rate=rate, rate_at_edge=is_edge)
 
     def train(self, rate: float, seed: int, split: str) -> "Trained":
-        """Train a model, and take its loss on a split."""
         subject, length = self.subject, self.subject.seq_len
         start_afresh(subject.device)
         corpus, tokens = subject.corpus, subject.corpus.tokens
@@ -167,6 +159,6 @@ def fit_power_law(parameters: Sequence[int], nats: Sequence[float]) -> np.ndarra
         return irreducible + scale * ratio_S**-exponent - nats_S
 
     half = nats_S.min() / 2
-    # In units of the numbers themselves, whose sizes differ; no loss is below 0.
+    # x_scale: the sizes of the numbers differ; bounds: no loss is below 0.
     fit = least_squares(errors, [0.2, half, nats_S[0] - half], bounds=(0, np.inf), x_scale="jac", xtol=1e-12)
     return fit.x[:2]

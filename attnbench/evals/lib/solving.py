@@ -1,8 +1,7 @@
 """Rules for validating, solving and ending a probe's training.
 
 A training has reached the threshold when `selection` passes it at two checks in a row. It ends at MASTERED, or after
-twice the steps that reaching it took: the constant rate then falls, inside the budget. It is solved if it has reached
-the threshold and its accuracy on test data passes it too.
+twice the steps to the threshold. It is solved if its accuracy on test data passes the threshold too.
 """
 
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ MASTERED = 0.99
 """Value of `selection` that ends the constant rate at once."""
 
 CHECK_STEPS, EARLY_STEPS, LATE_FACTOR = 20, 400, 5
-"""Steps between two checks, in the first EARLY_STEPS; a multiple of them later, where a training is slow anyway."""
+"""Steps between two checks in the first EARLY_STEPS, and its multiple later."""
 
 STOP_RULE = {
     "solved": SOLVED,
@@ -32,23 +31,19 @@ RISE = (0.1, 0.9)
 
 
 def stop_rule(interval: int | None) -> dict[str, float]:
-    """Return the rule by its numbers, where `interval` steps lie between checks; None: as many as here."""
+    """Return the rule by its numbers for `interval` steps between checks; None: STOP_RULE."""
     return STOP_RULE if interval is None else {**STOP_RULE, "check_steps": interval, "late_factor": 1}
 
 
 def is_check(step: int, interval: int | None = None) -> bool:
-    """Tell if `selection` is looked at after so many steps."""
     if interval is not None:
         return step % interval == 0
     return step % (CHECK_STEPS if step <= EARLY_STEPS else LATE_FACTOR * CHECK_STEPS) == 0
 
 
 def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
-    """Return the share of the steps to the upper end of RISE that lie between its ends; None: it was not reached.
-
-    Args:
-        selections: step and value of every check, in order.
-    """
+    """Return the share of the steps to the upper end of RISE that lie between its ends, from step and value of every
+    check."""
     low, high = RISE
     begun = None
     for step, selection in selections:
@@ -59,7 +54,7 @@ def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
 
 
 def is_over(state: TrainState, selection: float) -> bool:
-    """Keep in `state` what a check showed, and tell if the training has done its work."""
+    """Record a check in `state`, and return True if the training has done its work."""
     if not reaches(selection, SOLVED):
         state.passed_step = None
     elif state.passed_step is None:

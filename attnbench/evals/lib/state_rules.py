@@ -1,7 +1,4 @@
-"""Rules of state tracking: strings from hashes, and the state after each step of a string.
-
-A string's length counts its labelled steps: bits, permutations, numbers, pairs of brackets.
-"""
+"""Rules of state tracking: strings from hashes, and the state after each labelled step."""
 
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -31,12 +28,10 @@ class Strings(NamedTuple):
 
 
 class Rule(ABC):
-    """A kind of strings, and the state that a model is asked for."""
-
     num_symbols: int
     num_states: int
     num_inputs: int
-    """Different symbols that a step may have, at least: a bound on the number of strings."""
+    """Smallest number of different symbols of a step: bounds the number of strings."""
 
     chance: float
     """Accuracy of always saying the most frequent state."""
@@ -46,15 +41,12 @@ class Rule(ABC):
         """Make strings of `length_B` steps, each a function of its hash, in tensors with room for `longest`."""
 
     def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
-        """Make the tokens of `strings` alone."""
         return self.strings(hash_B, length_B, longest).tokens_BT
 
 
 class PermutationRule(Rule):
-    """Permutations one after another; the state is their product, s_t = x_t ∘ s_{t-1} with (p ∘ q)[i] = p[q[i]].
-
-    A permutation's number is its place in the group's sorted list.
-    """
+    """Permutations one after another; the state is their product, s_t = x_t ∘ s_{t-1} with (p ∘ q)[i] = p[q[i]]. A
+    permutation's number is its place in the group's sorted list."""
 
     def __init__(self, degree: int, *, even: bool = False, most_moved: int | None = None) -> None:
         """Make the group of `degree` points, or its even half; inputs move at most `most_moved` points."""
@@ -72,7 +64,7 @@ class PermutationRule(Rule):
         return torch.tensor([[number[tuple(x[i] for i in s)] for x in self.elements] for s in self.elements])
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
-        # every position has a label.
+        # Every position has a label.
         column_L, table = torch.arange(longest, device=hash_B.device), self.table.to(hash_B.device)
         tokens_BL = self.tokens(hash_B, length_B, longest)
         is_step_BL = column_L < length_B[:, None]
@@ -99,7 +91,7 @@ class ArithmeticRule(Rule):
         self.chance = 1 / modulus
 
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
-        # numbers stand at even positions, and have the labels.
+        # Numbers stand at even positions and have the labels.
         column_L = torch.arange(longest, device=hash_B.device)
         number_BL, operator_BL = self._symbols(hash_B, longest)
         sum_B, product_B, states = torch.zeros_like(hash_B), number_BL[:, 0], [number_BL[:, 0]]
@@ -121,18 +113,14 @@ class ArithmeticRule(Rule):
         return tokens_BT.where(is_token_BT, ABSENT)
 
     def _symbols(self, hash_B: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Draw numbers and operators, (B, longest) both."""
         column_L = torch.arange(longest, device=hash_B.device)
         number_BL = integers_below(hashed(hash_B[:, None], NUMBERS, column_L), self.modulus)
         return number_BL, integers_below(hashed(hash_B[:, None], OPERATORS, column_L), TIMES + 1)
 
 
 class BracketRule(Rule):
-    """Two operands in brackets with +, - or × between them, each a number or such brackets again, a binary tree.
-
-    All trees of as many brackets are equally likely. The state, told at each closing bracket, is the value of what it
-    closes, modulo `modulus`.
-    """
+    """Two operands in brackets with +, - or × between them, each a number or such brackets again; all trees of as many
+    brackets are equally likely. The state at each closing bracket is its value, modulo `modulus`."""
 
     chance = 0.27
     """Modulo 5: products make 0 the most frequent value."""
@@ -149,7 +137,7 @@ class BracketRule(Rule):
         left_BD = torch.zeros(num_rows, longest + 1, dtype=torch.long, device=device)
         operator_BD = torch.full_like(left_BD, ABSENT)
         tokens_BT = torch.full((num_rows, 4 * longest + 1), ABSENT, device=device)
-        # One column past the end takes what is no label.
+        # One column past the end takes everything without a label.
         states_BL, positions_BL = torch.zeros(2, num_rows, longest + 1, dtype=torch.long, device=device)
         depth_B, value_B, told_B = zero_B, zero_B, zero_B
         to_open_B, awaited_B = length_B, torch.ones_like(hash_B)

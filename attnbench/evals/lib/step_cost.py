@@ -25,14 +25,11 @@ from attnbench.training.step import StepReport, stepper
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Repetition:
-    """How often a call is timed, see Timed."""
-
     warmup: int
     repeats: int
     max_seconds: float
 
     def times(self, function: Callable[[], object], device: torch.device, **more: Any) -> Times:
-        """Time a function, see `machine.timing.time_repeats`."""
         return time_repeats(function, device, **asdict(self), **more)
 
 
@@ -54,22 +51,21 @@ class Timed(Options):
 class StepCost:
     parameters: int
     flops: int | None
-    """FLOPs of a training step by the mixer's formula: three forward passes over the batch; None without a formula."""
+    """FLOPs of a training step by the mixer's formula: three forward passes over the batch."""
     first_step_seconds: float
     times: Times
     peak_mib: float | None
-    """Weights and optimizer included; None where the system does not tell."""
+    """Weights and optimizer included; None if the system does not tell."""
 
 
 def settle(subject: Subject) -> None:
-    """Prepare the process before its first `measure_step`: set the allocator as training does, and make libraries load
-    and reserve what they do on first use, which is no setting's own."""
+    """Prepare the process before its first `measure_step`: allocator, libraries and their workspaces."""
     if subject.device.type == "cpu":
         keep_freed_memory()
         batches = Batches(subject.corpus.tokens["train"], 16, 1, subject.seed, subject.device)
         _stepping(subject, TrainState.fresh(subject.new_model()), batches, 1)()
         return
-    # cuBLAS has a workspace for each thread that calls it, and the backward pass has a thread of its own.
+    # cuBLAS has a workspace for each calling thread, and the backward pass has its own thread.
     dtype = dtype_of(subject.precision)
     x_NN = torch.ones(256, 256, device=subject.device, dtype=dtype, requires_grad=True)
     (x_NN @ x_NN).sum().backward()
@@ -86,22 +82,17 @@ def measure_step(
 ) -> StepCost | OutOfMemory:
     """Train a new model for the timed steps, after `settle`, on the subject's corpus cut to this length.
 
-    Args:
-        model: another size; None for the run's own.
-        finds_compiled: use the compiler's caches; the seconds of the first step then mean nothing.
-
-    Raises:
-        UserError: the mixer cannot be matched at that size, or the corpus has no such batch.
+    `finds_compiled` uses the compiler's caches, after which the seconds of the first step mean nothing. Raises
+    UserError if the mixer cannot be matched at size `model`.
     """
     build = subject.builder(model)
-    # Around the attempt: after an exception the compiler would leave its folder behind.
+    # Around the attempt: an exception would leave the compiler's folder behind.
     on_cpu = subject.device.type == "cpu"
     with _cold_compiler(subject.compile and not finds_compiled), memory_capped(available_mib() if on_cpu else None):
         return attempt(lambda: _measure(subject, build, length, batch_size, repetition))
 
 
 def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
-    """Return the reason where the train split does not fill one batch, otherwise None."""
     there, needed = len(subject.corpus.tokens["train"]), length * batch_size + 1
     units = subject.corpus.tokenizer.units
     return None if there >= needed else f"the train split has {there} {units} and a batch needs {needed}"
@@ -148,7 +139,7 @@ def _stepping(subject: Subject, state: TrainState, batches: Batches, num_steps: 
 
 
 def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
-    """Inside, nothing compiled before is found: the first step has the whole cost."""
+    """Hide earlier compilations, so that the first step has the whole cost."""
     if not is_compiled:
         return nullcontext()
     # Torch has no public name for it.
@@ -158,6 +149,6 @@ def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
 
 
 def load_compiler(device: torch.device) -> None:
-    """Compile a tiny function, so that the compiler is imported before the clock runs."""
+    """Import the compiler before the clock runs."""
     compiled = torch.compile(lambda x: x.sin().sum())
     compiled(torch.zeros(8, device=device, requires_grad=True)).backward()

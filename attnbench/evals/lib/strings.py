@@ -1,4 +1,4 @@
-"""Probes on strings of several lengths: what their training, validation and test data have in common."""
+"""Probes on strings of several lengths."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -17,8 +17,8 @@ LENGTH = 0
 
 
 class StringProbe(SizedProbe, ABC):
-    """Training lengths are uniform over min_length ... max_length; sequence i of validation has length number i of
-    these, round and round; tests have one length each. A string of a length is a function of (split, seed, index)."""
+    """Training lengths are uniform over min_length ... max_length; validation takes these lengths in turn; tests have
+    one length each. A string is a function of (split, seed, index)."""
 
     min_length: ClassVar[int] = 1
     max_length: int = option(40, "and of the longest", minimum=1)
@@ -43,7 +43,6 @@ class StringProbe(SizedProbe, ABC):
         return in_pieces(make, start, count, device)
 
     def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
-        """Make the test strings of one length, in a batch that is no longer than they need."""
 
         def make(index_B: Tensor) -> Batch:
             return self.batch("test", seed, index_B, torch.full_like(index_B, length), length)

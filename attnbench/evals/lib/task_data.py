@@ -1,7 +1,7 @@
 """Random sequences for synthetic tasks, by a hash of counters, see `data.counters`.
 
-The split of a sequence is a hash of its content. A sequence that is drawn for a split and belongs to another is drawn
-again, so that splits cannot overlap, whatever the seeds.
+The split of a sequence is a hash of its content. A sequence drawn for a split that belongs to another is drawn again,
+so that splits cannot overlap, whatever the seeds.
 """
 
 from collections.abc import Callable
@@ -28,25 +28,21 @@ ROWS_AT_ONCE = {"cpu": 2**13, "cuda": 2**16}
 """Sequences made together: bounds the memory, changes nothing else."""
 
 ATTEMPTS_AT_ONCE = 32
-"""Attempts of one sequence made together where few sequences are left to be found; changes the speed alone."""
+"""Attempts of one sequence made together if few sequences are missing; changes the speed alone."""
 
 LOGARITHM_BITS = 16
 """Bits of the uniform numbers that choose_by_power takes logarithms of."""
 
 
 def integers_below(hash_: Tensor, bound: Tensor | int) -> Tensor:
-    """Uniform over 0 ... bound - 1, to 2^-40: 62 bits of the hash modulo the bound."""
+    """Return integers uniform over 0 ... bound - 1, to 2^-40: 62 bits of the hash modulo the bound."""
     return (hash_ & (2**62 - 1)) % bound
 
 
 def lengths_between(split: str, seed: int, index_B: Tensor, shortest: int, longest: int, *, purpose: int) -> Tensor:
-    """Return a length for each sequence: drawn for training, each in turn for other splits.
+    """Return a length for each sequence: drawn for training by a hash with `purpose`, in turn for other splits.
 
-    Drawn apart from the content, which is drawn again where it belongs to another split: a rare split would otherwise
-    consist of sequences so short that they may be in any.
-
-    Args:
-        purpose: last counter of the hash.
+    Drawing the content again does not change it: a rare split would otherwise get the shortest sequences.
     """
     number_B = index_B % (longest - shortest + 1)
     if split == "train":
@@ -55,10 +51,10 @@ def lengths_between(split: str, seed: int, index_B: Tensor, shortest: int, longe
 
 
 def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
-    """Different integers below `num_items` in random order, (B, num_chosen).
+    """Return different integers below `num_items` in random order, (B, num_chosen).
 
-    Robert Floyd's method ("A sample of brilliance", 1987) draws a set number by number: one from a range that grows by
-    one, and where that was drawn before, the range's new last one. Its order is not random, so it is shuffled.
+    Robert Floyd's method ("A sample of brilliance", 1987) draws each number from a range that grows by one, and takes
+    the range's last one in place of a repeated number. The order is then shuffled.
     """
     step_K = torch.arange(num_chosen, device=hash_B.device)
     last_K = num_items - num_chosen + step_K
@@ -70,30 +66,23 @@ def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
 
 
 def shuffled(hash_B: Tensor, present_BK: Tensor) -> Tensor:
-    """Column numbers of each row in random order, (B, K), absent ones last."""
+    """Return column numbers of each row in random order, (B, K), absent ones last."""
     column_K = torch.arange(present_BK.shape[1], device=hash_B.device)
-    # Stable, as everywhere here: otherwise the order of equal numbers depends on the device.
+    # Stable: otherwise the order of equal numbers depends on the device.
     return hashed(hash_B[:, None], column_K).where(present_BK, LARGEST).argsort(dim=1, stable=True)
 
 
 def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_chosen: int, power: float) -> Tensor:
-    """Different slots drawn one after another with p(slot) ∝ slot^-power among those left; slots count from 1.
+    """Draw different slots one after another with p(slot) ∝ slot^-power, 0 <= power <= 1, among those left; slots count
+    from 1.
 
-    An exponential race: each slot arrives at time E / p, with E from the exponential distribution of rate 1; the first
-    to arrive are chosen (Efraimidis and Spirakis, 2006). Times are whole numbers, from a table of logarithms made on
-    the CPU: logarithms of two devices differ in the last bit, which could change the order.
-
-    Args:
-        num_slots_B: slots of each row, at least `num_chosen` for the chosen ones to be among them.
-        max_slots: largest number of slots of a row.
-        power: from 0 to 1.
-
-    Returns:
-        (B, num_chosen), in the order of their arrival.
+    An exponential race: each slot arrives at time E / p, with E from the exponential distribution of rate 1 (Efraimidis
+    and Spirakis, 2006). Times are integers, from a table made on the CPU: logarithms of two devices differ in the last
+    bit. A row has `num_slots_B` slots, at least `num_chosen`. Returns (B, num_chosen), in the order of arrival.
     """
     slot_S = torch.arange(1, max_slots + 1, device=hash_B.device)
     exponential_N = _exponential_table(hash_B.device)
-    # Of 2^15 slots the last can arrive at 12 × 2^32 times 2^15 × 2^12, which is still below 2^63.
+    # The last of 2^15 slots arrives at 12 × 2^32 times 2^15 × 2^12 at most, below 2^63.
     inverse_weight_S = (torch.arange(1, max_slots + 1, dtype=torch.float64) ** power * 2**12).round().long()
     column_BS = hashed(hash_B[:, None], slot_S) & (2**LOGARITHM_BITS - 1)
     time_BS = exponential_N[column_BS] * inverse_weight_S.to(hash_B.device)
@@ -103,13 +92,13 @@ def choose_by_power(hash_B: Tensor, num_slots_B: Tensor, max_slots: int, num_cho
 
 @cache
 def _exponential_table(device: torch.device) -> Tensor:
-    """-log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32."""
+    """Return -log of the middles of 2^16 equal parts of 0 ... 1, in units of 2^-32."""
     middle_N = (torch.arange(2**LOGARITHM_BITS, dtype=torch.float64) + 0.5) / 2**LOGARITHM_BITS
     return (-middle_N.log() * 2**32).round().long().to(device)
 
 
 def split_of(content_BT: Tensor) -> Tensor:
-    """Number in SPLITS of each content's split, (B,): 6/8 train, 1/8 validation, 1/8 test; ABSENT does not count."""
+    """Return the number in SPLITS of each content's split, (B,): 6/8 train, 1/8 validation, 1/8 test."""
     position_T = torch.arange(content_BT.shape[1], device=content_BT.device)
     hash_BT = hashed(0, position_T, content_BT)
     eighth_B = hashed(torch.where(content_BT == ABSENT, 0, hash_BT).sum(1), 0) & 7
@@ -119,15 +108,13 @@ def split_of(content_BT: Tensor) -> Tensor:
 def hashes_in_split(
     split: str, row_B: Tensor, content: Callable[[Tensor, Tensor], Tensor], exempt_B: Tensor | None = None
 ) -> Tensor:
-    """Return for each row the first of its hashes whose content belongs to the split, (B,).
+    """Return for each row the first of its hashes whose content belongs to the split, (B,); raise UserError after
+    MAX_ATTEMPTS.
 
     Args:
         row_B: a hash of the row's seed, split and index. Attempt n has `hashed(row, n)`.
         content: makes tokens (R, T) of R hashes and the numbers of their rows.
-        exempt_B: rows that take their first content, whatever split it belongs to.
-
-    Raises:
-        UserError: no content of the split turns up, as where there are only a handful of contents.
+        exempt_B: rows that take their first content, whatever its split.
     """
     hash_B = hashed(row_B, 0)
     pending_R = torch.arange(len(row_B), device=row_B.device)

@@ -1,4 +1,4 @@
-"""Scores of the tokens of a text, in four units, with the interval and the chance level of each."""
+"""Scores of the tokens of a text in four units, with intervals and chance levels."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ FULL_CONTEXT = {"context": "full"}
 """Setting of the scores of tokens that are predicted from at least half a window each."""
 
 NUM_BLOCKS = 20
-"""Blocks of text that an interval is taken over: longer ones than articles, so that they are about independent."""
+"""Blocks of text that an interval is taken over: longer than articles, so that they are about independent."""
 
 
 @dataclass(slots=True)
@@ -40,15 +40,13 @@ class Place:
         self.unigram = unigram_nats(self.corpus.train_count_V, count_V)
 
     def settings(self, metric: str) -> dict[str, Any]:
-        """Return the settings of the metric's row, with the level of chance."""
         if self.unigram is None:
             return self.axes
         return {**self.axes, "chance": round(_in(metric, self.unigram, self.lengths), 6)}
 
 
 def unigram_nats(train_count_V: Tensor, count_V: Tensor) -> float | None:
-    """Return the nats a token, of tokens that are `count_V`, by the training split's frequencies plus one; None for no
-    tokens."""
+    """Return the nats a token by the training split's frequencies plus one; None for no tokens."""
     if not count_V.any():
         return None
     share_V, count_V = (train_count_V + 1).double(), count_V.double()
@@ -56,8 +54,7 @@ def unigram_nats(train_count_V: Tensor, count_V: Tensor) -> float | None:
 
 
 def block_interval(nats_N: Tensor, length: int) -> tuple[float, float] | None:
-    """Return Student's 95 % interval of the mean over equal blocks, each at least a window; None for fewer than two
-    blocks, or blocks that do not differ."""
+    """Return Student's 95 % interval of the mean over equal blocks, each at least a window."""
     from scipy.stats import sem, t
 
     blocks = nats_N.double().tensor_split(max(1, min(NUM_BLOCKS, len(nats_N) // length)))
@@ -109,7 +106,6 @@ def _measurement(
 
 
 def _in(metric: str, nats: float, lengths: Lengths) -> float:
-    """Convert nats a token into the metric."""
     if metric == "perplexity":
         return perplexity(nats)
     if metric == "bits_per_byte":
@@ -119,13 +115,13 @@ def _in(metric: str, nats: float, lengths: Lengths) -> float:
 
 
 def _by_position(nats_N: Tensor, place: Place) -> Iterator[Measurement]:
-    """Nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
+    """Yield nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
     position_N = torch.arange(len(nats_N)) % place.length
     start, stop = 0, 1
     while start < min(place.length, len(nats_N)):
         end = min(stop, place.length)
         bucket = {**place.axes, "position_bucket": f"{start}-{end - 1}"}
         inside_N = nats_N[(start <= position_N) & (position_N < end)]
-        # Of tokens as long as those of all positions are in the mean.
+        # Each token has the mean length over all positions.
         yield _measurement("nats_per_character", inside_N, bucket, place.lengths)
         start, stop = stop, 2 * stop

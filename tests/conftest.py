@@ -30,8 +30,7 @@ TRIED = Path(tempfile.mkdtemp(prefix="attnbench-tests-"), "tried")
 
 
 def pytest_configure() -> None:
-    """Refuse the network, here and through PYTHONPATH in every process that a test starts; and take a closed terminal
-    for a stop, which those that nohup has started do not."""
+    """Refuse the network here and, through PYTHONPATH, in processes of tests; let SIGHUP stop, also under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ["ATTNBENCH_TRIED"] = str(TRIED)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OFFLINE), os.environ.get("PYTHONPATH")]))
@@ -40,7 +39,6 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def asks_nothing_of_the_network() -> Iterator[None]:
-    """Fail a test that wanted to reach another machine."""
     TRIED.write_text("")
     yield
     tried, _ = TRIED.read_text(), TRIED.write_text("")
@@ -54,10 +52,9 @@ def root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def does_without_what_takes_longest() -> Iterator[None]:
-    """Save most of a small training, a sample of 300 characters; of throughput, a second of matrix products, whose
-    speed is its unit of arithmetic; of a report, its charts in pixels; milliseconds for each file that is synced.
+    """Shorten what takes longest: samples of trainings, the measured speed of matrix products, charts as PNG, fsync.
 
-    test_sample.py, test_timing.py, test_report.py and test_disk.py hold these.
+    test_sample.py, test_timing.py, test_report.py and test_disk.py test these.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnbench.training.sample.NUM_CHARACTERS", 30)
@@ -71,7 +68,7 @@ def does_without_what_takes_longest() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def leaves_loaded_modules_out_of_garbage_collection() -> None:
-    """Save every measurement, which begins with a collection, a third of a second."""
+    """Make the garbage collection before each measurement a third of a second shorter."""
     gc.collect()
     gc.freeze()
 
@@ -95,13 +92,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def without_charts(monkeypatch) -> None:
-    """Let reports have empty charts: drawing them takes seconds."""
+    """Leave the charts of reports empty: drawing them takes seconds."""
     monkeypatch.setattr("attnbench.report.charts.style.to_svg", lambda picture, variants: "<svg/>")
 
 
 @pytest.fixture(autouse=True)
 def trusts_nothing_afterwards() -> Iterator[None]:
-    """A class that one test may build is refused in the next."""
+    """Forget the classes that a test trusted."""
     before = frozenset(TRUSTED)
     yield
     TRUSTED.intersection_update(before)
@@ -109,8 +106,7 @@ def trusts_nothing_afterwards() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Without a GPU only the tests of kernels have Triton's interpreter: elsewhere a backend that needs CUDA is refused
-    as it is for a user, and no process that a test starts runs a kernel that way, which takes minutes."""
+    """Give Triton's interpreter to tests of kernels alone: elsewhere a backend for CUDA is refused, as to users."""
     if INTERPRETED and item.path.name.startswith("test_kernels"):
         os.environ["TRITON_INTERPRET"] = "1"
     else:
@@ -118,7 +114,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, by name, where there is none."""
     if torch.cuda.is_available():
         return
     for item in items:
@@ -128,7 +123,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def run_benchmark(root, monkeypatch):
-    """What `python scripts/benchmark.py` does with some words, in this process: loading torch anew takes seconds."""
+    """Run scripts/benchmark.py in this process: loading torch anew takes seconds."""
 
     def run(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["benchmark.py", *words])

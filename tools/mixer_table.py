@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from small import MIXERS
 
 from attnbench.cli.compose import compose
 from attnbench.mixers.base import Mixer
@@ -19,7 +20,7 @@ from attnbench.model.matching import match_mixer
 from attnbench.settings.registry import resolve
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from mixer_building import half_lives, mixer_names
+from mixer_building import half_lives
 from pages import ROOT, read
 
 PAGE = "docs/mixers.md"
@@ -29,7 +30,7 @@ VOCABULARY_SIZE = 284
 
 def listed() -> list[str]:
     """Name the mixers of the page's table. One without a line there is an addition, which no other file need know."""
-    return [name for name in mixer_names() if f"\n| {name} |" in read(PAGE)]
+    return [name for name in MIXERS if f"\n| {name} |" in read(PAGE)]
 
 
 @cache
@@ -77,12 +78,7 @@ def page() -> str:
     """Return the page with the present table in the place of its own."""
     before, _, rest = read(PAGE).partition(f"| {HEADERS[0]} |")
     old = list(takewhile(lambda line: line.startswith("|"), f"|{rest}".splitlines()))
-    return (
-        before
-        + mixer_table(*mixer_names())
-        + "\n"
-        + "".join(f"{line}\n" for line in f"|{rest}".splitlines()[len(old) :])
-    )
+    return before + mixer_table(*MIXERS) + "\n" + "".join(f"{line}\n" for line in f"|{rest}".splitlines()[len(old) :])
 
 
 if __name__ == "__main__":

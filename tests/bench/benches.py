@@ -4,13 +4,12 @@ from typing import Any
 
 import torch
 import yaml
-from small import from_yaml
+from small import bench_class, from_yaml
 
-from attnbench.bench.base import Bench, Conditions
+from attnbench.bench.base import Conditions
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.cli.compose import CONF
 from attnbench.evals.lib.step_cost import Repetition
-from attnbench.settings.registry import resolve
 
 ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
 CPU = Conditions(
@@ -19,11 +18,6 @@ CPU = Conditions(
     ceilings=Ceilings(1.0, 10.0),
     mixers=lambda names: [from_yaml(name) for name in names or []],
 )
-
-
-def bench_class(name: str) -> type[Bench]:
-    """The class of a yaml of conf/bench."""
-    return resolve(yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text())["_target_"], Bench)
 
 
 def bench_options(name: str, **changes: Any) -> dict[str, Any]:

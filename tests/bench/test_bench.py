@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benches import CPU, ONCE, bench_class, bench_options
-from small import BENCHES, bench_words, identity_of
+from benches import CPU, ONCE, bench_options
+from small import BENCHES, bench_class, bench_words, identity_of
 
 from attnbench.bench import run as bench_run
 from attnbench.bench.attention import AttentionBench
@@ -34,7 +34,6 @@ PROBLEM = Problem(**CELL, with_gradients=True, repetition=ONCE)
 
 @pytest.fixture
 def run(tmp_path, run_benchmark, monkeypatch):
-    """Run a bench at its smoke settings; return the folders of its runs."""
     # A product in half precision takes a CPU seconds.
     monkeypatch.setattr(bench_run, "measure_ceilings", lambda *given: CPU.ceilings)
 

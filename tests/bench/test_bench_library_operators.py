@@ -49,7 +49,6 @@ def test_a_backend_that_no_mixer_has_is_refused_and_one_that_it_gets_is_taken(mo
 
 
 def sum_of_decayed(mixed: Tensor, log_decay: Tensor, write: Tensor | None, shape: library.Shape) -> Tensor:
-    """In the place of kernels."""
     query, key, value = mixed.unflatten(-1, (-1, shape.head_width)).chunk(3, dim=2)
     assert write is None
     return library.scalar_decay(query, key, value, log_decay, None, "torch")[0]

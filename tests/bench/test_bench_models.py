@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benches import CPU, bench_options
-from mixer_building import mixer_names
-from small import mixer_settings
+from small import MIXERS, mixer_settings
 
 from attnbench.bench import models
 from attnbench.bench.base import Conditions
@@ -80,6 +79,6 @@ def test_every_kernel_of_a_whole_model_can_be_replayed():
     device = torch.device("cuda", 0)
     for precision in ("float32", "bfloat16"):
         conditions = replace(CPU, device=device, precision=precision)
-        rows = measured(conditions, mixers=mixer_names(), sizes=[["small", 128, 384, 2, 2]], length=80)
-        assert {row.settings["implementation"] for row in rows} == set(mixer_names())
+        rows = measured(conditions, mixers=MIXERS, sizes=[["small", 128, 384, 2, 2]], length=80)
+        assert {row.settings["implementation"] for row in rows} == set(MIXERS)
         assert not [(row.settings, row.reason) for row in rows if row.status != "ok"]

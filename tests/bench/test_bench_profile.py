@@ -39,7 +39,6 @@ TARGET = f"{ProfileBench.__module__}.{ProfileBench.__name__}"
 
 
 def measure(folder: Path, precision: str = "auto", **options) -> tuple[Path, list]:
-    """A run with these options besides those of the smoke test, and its rows."""
     settings = BenchSettings(
         name="profile", target=TARGET, options=OPTIONS | options, precision=precision, device="cpu",
         outputs_dir=str(folder), rerun=False, command="attnbench bench bench=profile",
@@ -55,7 +54,6 @@ def ran(tmp_path_factory):
 
 
 def values(rows, variant: str, metric: str) -> dict:
-    """Values of a variant's rows of a metric, by part, pass or operator."""
     return {
         next((row.measurement.settings[name] for name in ("operator", "part", "pass") if name in settings), ""): value
         for row in rows
@@ -76,6 +74,7 @@ def test_the_parts_of_a_step_are_its_whole(ran, mixer):
     assert sum(passes.values()) <= sum(parts.values()) * 1.0001
     assert sum(passes.values()) >= (sum(parts.values()) - parts["other"]) * 0.9999
     assert passes["optimizer"] == pytest.approx(parts["optimizer"])
+    assert all(value > 0 for value in passes.values())
 
 
 def test_attention_comes_with_its_operators_and_the_ratio(ran):
@@ -112,7 +111,6 @@ def test_the_summary_has_a_line_for_every_whole_pass_part_and_operator(ran):
     folder, rows = ran
     lines = list(csv.DictReader(io.StringIO((folder / "summary.csv").read_text())))
     counts = Counter((line["implementation"], line["kind"]) for line in lines)
-    # Nothing that could not run has a line.
     assert {name for name, _ in counts} == {"textbook", "sdpa_flash", *PROFILED}
     for mixer in PROFILED:
         lines_of = {"whole": 1, "pass": 3, "part": len(PARTS) + 1, "operator": OPTIONS["num_step_operators"] + 1}

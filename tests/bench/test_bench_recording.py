@@ -9,39 +9,12 @@ import torch
 from small import PROFILED, TRAIN, batch_of, fresh_state
 from torch.autograd import DeviceType
 
-from attnbench.bench.profiling.parts import IDLE, PARTS, PASSES, labelled, labelled_nats, part_rows
+from attnbench.bench.profiling.parts import IDLE, PARTS, labelled, labelled_nats, part_rows
 from attnbench.bench.profiling.recording import Line, Recording, operator_rows, record
 from attnbench.settings.errors import UserError
 from attnbench.training.step import train_step
 
 CPU = torch.device("cpu")
-NUM_STEPS = 2
-
-
-@pytest.fixture(scope="module", params=PROFILED)
-def profiled(request):
-    """Two labelled steps of each mixer under the profiler."""
-    state, batch, rate = fresh_state(request.param), batch_of(0), torch.tensor(1e-3)
-
-    def step():
-        train_step(state, batch, rate, TRAIN, "float32", labelled_nats)
-
-    with labelled(state.model):
-        step()
-        return record(step, CPU, num_calls=NUM_STEPS, detailed=True)
-
-
-def test_the_operators_of_a_step_have_all_its_work(profiled):
-    lines = profiled.lines()
-    assert sum(line.milliseconds for line in lines) == pytest.approx(profiled.milliseconds)
-    assert lines == sorted(lines, key=lambda line: -line.milliseconds)
-    assert len({line.name for line in lines}) == len(lines)
-
-
-def test_every_part_of_a_step_is_found_forward_and_backward(profiled):
-    found = values(part_rows(profiled, NUM_STEPS, 1e4, {}))
-    assert all(found["part_milliseconds", part] > 0 for part in PARTS)
-    assert all(found["pass_milliseconds", name] > 0 for name in PASSES)
 
 
 @pytest.mark.parametrize("name", PROFILED)

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from mixer_building import mixer_names
-from small import mixer_settings
+from small import MIXERS, mixer_settings
 
 from attnbench.bench.base import Conditions
 from attnbench.bench.operators.roofline import Ceilings
@@ -31,7 +30,7 @@ def subject(folder, precision="bfloat16"):
     )
 
 
-@pytest.mark.parametrize("name", mixer_names())
+@pytest.mark.parametrize("name", MIXERS)
 def test_a_labelled_step_is_told_apart_and_a_captured_one_has_its_kernels(name, tmp_path):
     case = StepCase(
         mixer=name, length=256, batch_size=32, model=MODEL, vocabulary_size=284, num_steps=3, num_lines=100,

@@ -36,7 +36,6 @@ def report(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def published(root, tmp_path_factory) -> Path:
-    """The battery's report, of the rows that stand in docs/results."""
     return write_report(root / "docs" / "results" / "battery-h100", target=tmp_path_factory.mktemp("battery"))
 
 
@@ -54,7 +53,6 @@ def browser(tmp_path_factory) -> Iterator:
 
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
 def view(request, browser, report):
-    """The page, drawn, at a width and in a colour scheme."""
     width, scheme = request.param
     show(browser, report, width, scheme)
     return browser
@@ -188,7 +186,6 @@ def test_numbers_in_bars_stand_out_from_their_part(browser, report, scheme):
 
 
 def channels(colour: str) -> str:
-    """#rrggbb as `rgb(...)`."""
     return f"rgb({', '.join(str(int(colour[index : index + 2], 16)) for index in (1, 3, 5))})"
 
 

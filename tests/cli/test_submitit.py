@@ -55,9 +55,8 @@ def test_a_job_whose_process_dies_is_named_and_the_others_are_shown(root, text):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("word", [[], ["device=auto"]])
-def test_a_device_that_nobody_named_is_refused_before_anything_starts(root, text, word):
-    done = sweep(root, text, "attn=linear", *word)
+def test_a_device_that_nobody_named_is_refused_before_anything_starts(root, text):
+    done = sweep(root, text, "attn=linear")
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: device=auto: with hydra/launcher=submitit_local name it, device=cpu")
     assert done.stderr.count("\n") == 1

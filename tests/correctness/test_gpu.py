@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 from kernel_checks import assert_near
-from mixer_building import mixer_names, read
+from mixer_building import read
 from safetensors.torch import load_file
-from small import TRAIN, VOCABULARY, batch_of, mixer_settings, python_path
+from small import MIXERS, TRAIN, VOCABULARY, batch_of, mixer_settings, python_path
 from train_twice import WAYS
 
 from attnbench.bench.base import Conditions
@@ -30,11 +30,10 @@ from attnbench.training.loop import train
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
-BACKENDS = [(name, backend) for name in mixer_names() for backend in read(name)[0].backends]
+BACKENDS = [(name, backend) for name in MIXERS for backend in read(name)[0].backends]
 
 
 def built(name, backend, precision="bfloat16"):
-    """The mixer that the doctor looks at, of a backend that runs here."""
     settings = mixer_settings(name)
     settings.options["backend"] = backend
     try:
@@ -77,7 +76,7 @@ def test_pieces_and_steps_are_the_whole(name, backend, length):
         assert_near(torch.cat(pieces, dim=1), mixer(x_BTD)[0], 0.02)
 
 
-@pytest.mark.parametrize("name", mixer_names())
+@pytest.mark.parametrize("name", MIXERS)
 def test_what_was_trained_compiled_is_the_same_model_not_compiled(name):
     """After training, not before: a feature that loses its digits in one of the two shows only then."""
     settings = ModelSettings(name="small", dim=128, num_layers=2, head_width=64, feed_forward_width=128)
@@ -95,7 +94,7 @@ def test_what_was_trained_compiled_is_the_same_model_not_compiled(name):
     assert_near(compiled, eager, 0.03)
 
 
-@pytest.mark.parametrize("name", mixer_names())
+@pytest.mark.parametrize("name", MIXERS)
 def test_a_captured_step_trains_like_the_others(name):
     def trained(captured):
         settings = ModelSettings(name="small", dim=64, num_layers=2, head_width=32, feed_forward_width=64)
@@ -167,7 +166,6 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
 
 @pytest.fixture(scope="module")
 def twice(root, tmp_path_factory):
-    """Two folders, filled by two processes that train the same models."""
     folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
     # In a cache of their own the second finds the sizes that the compiler measured for the first; in one that others
     # fill at the same time it may find theirs. Our kernels, which measure nothing, stay where they are.
@@ -181,7 +179,7 @@ def twice(root, tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", mixer_names())
+@pytest.mark.parametrize("name", MIXERS)
 def test_two_processes_train_the_same_model_to_the_bit(name, way, twice):
     one, two = (load_file(folder / f"{name}-{way}.safetensors") for folder in twice)
     losses = [json.loads((folder / f"{name}-{way}.json").read_text()) for folder in twice]

@@ -215,15 +215,6 @@ def test_an_epoch_takes_each_block_once_in_an_order_of_its_own():
     assert sorted(block_order(100, 0, 1).tolist()) == list(range(100))
 
 
-def test_targets_are_inputs_shifted_by_one():
-    inputs_BT, targets_BT = batches().train_batch(7)
-    assert inputs_BT.shape == targets_BT.shape == (8, 10)
-    assert inputs_BT.dtype == targets_BT.dtype == torch.int64
-    assert torch.equal(inputs_BT + 1, targets_BT)
-    assert inputs_BT.is_contiguous()
-    assert targets_BT.is_contiguous()
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_ranks_share_out_the_rows_of_the_same_batch(num_ranks):
     for step in (0, 13):

@@ -41,7 +41,6 @@ configs:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Path:
-    """A repository of three configurations, no network, and a cache of the package's own."""
     from datasets import config
 
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -41,7 +41,6 @@ def hang(*args, **kwargs):
 
 
 def publish(monkeypatch, folder: Path) -> Path:
-    """Makes the small files of `folder` the published ones."""
     write_splits(folder)
     length = len("\n".join(LINES))
     monkeypatch.setitem(wikitext.CHARACTERS, "raw", (length, length, length))

@@ -31,7 +31,6 @@ def test_it_has_scores_and_the_verdicts_of_the_comparison(experiment):
     assert "| perplexity | nats_per_character |" in card
     (better,) = [line for line in card.splitlines() if line.startswith("- Better: softmax is better than linear")]
     assert "perplexity" in better
-    # Verdicts of other pairs are not this model's.
     assert "linear is better than" not in card
     assert "gated_deltanet is better than" not in card
     assert "WikiText-2, which is CC BY-SA 3.0" in card

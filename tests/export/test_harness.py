@@ -37,7 +37,6 @@ metric_list: [{metric: bits_per_byte}]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, text) -> tuple[Path, str]:
-    """A run that was evaluated, and its test split."""
     folder = tmp_path_factory.mktemp("run")
     learnt = ["train.num_steps=12", "train.learning_rate=3e-2", "eval=perplexity", "eval.perplexity.extrapolation=[]"]
     words = ["attn=linear", *TINY_RUN, *learnt, f"data.path={text}", f"outputs_dir={folder}"]
@@ -115,7 +114,6 @@ def test_a_continuation_is_scored_behind_what_fits_of_its_context(language_model
     expected = [
         log_p(lm, "cat dog")[-4:].sum(),
         log_p(lm, " dog").sum(),
-        # The window has 16 positions.
         log_p(lm, (context + "tree")[-17:])[-4:].sum(),
         # Longer than it: pieces, one behind the other.
         sum(log_p(lm, (" " + context)[start : start + 17]).sum() for start in range(0, len(context), 16)),

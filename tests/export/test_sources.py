@@ -79,8 +79,6 @@ OWN = frozenset({"attnbench", *(f"leaving_{name}" for name in ("layers", "passed
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Write modules that Python finds."""
-
     def write(**texts: str) -> None:
         for name, text in texts.items():
             (tmp_path / f"leaving_{name}.py").write_text(text)
@@ -93,7 +91,6 @@ def written(tmp_path, monkeypatch):
 
 
 def body_of(text: str, name: str) -> str:
-    """Statements of a function, written anew."""
     (found,) = [it for it in ast.walk(ast.parse(text)) if isinstance(it, ast.FunctionDef) and it.name == name]
     return "\n".join(map(ast.unparse, found.body))
 
@@ -101,7 +98,6 @@ def body_of(text: str, name: str) -> str:
 def test_of_a_file_what_is_needed_is_left_and_branches_for_kernels_are_gone(written):
     written(layers=LAYERS, passed_on=PASSED_ON, helpers=HELPERS)
     files = copied_sources({"attnbench.export.model": MODEL}, OWN)
-    # What only passes a name on is not copied.
     assert sorted(files) == ["leaving_helpers.py", "leaving_layers.py", "model_attnbench.py"]
     assert "from .leaving_layers import Layer, nothing\n" in files["model_attnbench.py"]
     assert "other" not in files["leaving_helpers.py"]

@@ -66,7 +66,6 @@ def definition(query: Any, key: Any, value: Any, log_decay: Any, reader: Any, be
 
 
 def each(function: Callable[..., Tensor], tensors: Iterable[Any]) -> list[Any]:
-    """A function's result for each tensor that is there."""
     return [None if x is None else function(x) for x in tensors]
 
 

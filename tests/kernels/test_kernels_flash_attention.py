@@ -24,7 +24,6 @@ def inputs(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int | None) -> Tensor:
-    """The sum over all keys at once, in the dtype of the inputs."""
     length, source = query.shape[1], key.shape[1]
     past_TS = torch.arange(length)[:, None] + source - length - torch.arange(source)
     seen_TS = (
@@ -72,7 +71,6 @@ def check_packed(
 
 
 def packed_results() -> tuple[Tensor, ...]:
-    """Output and gradient of two heads that share a key."""
     packed = inputs(2, 70, 4 * 16, dtype=HALF, seed=0)
     angles = rotation(70, 16, 0, 1e4, packed.device)
     mixed = packed_flash_attention(packed, angles, num_heads=2, num_key_value_heads=1, causal=True)

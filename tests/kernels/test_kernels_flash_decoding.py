@@ -22,14 +22,12 @@ gpu = pytest.mark.gpu
 def cache(
     room: int, heads: int, groups: int, width: int, dtype: torch.dtype, batch: int = 2
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value; keys and values are views, as of a larger cache."""
     query = normal(batch, heads, width, dtype=dtype, seed=0)
     key, value = (normal(batch, room + 1, groups, width, dtype=dtype, seed=seed)[:, :room] for seed in (1, 2))
     return query, key, value
 
 
 def definition(query: Tensor, key: Tensor, value: Tensor, position: int, window: int | None = None) -> Tensor:
-    """The sum over the keys that are seen, in float64."""
     first = 0 if window is None else max(0, position + 1 - window)
     shared_by = query.shape[1] // key.shape[2]
     key, value = (x[:, first : position + 1].double().repeat_interleave(shared_by, dim=2) for x in (key, value))
@@ -40,7 +38,6 @@ def definition(query: Tensor, key: Tensor, value: Tensor, position: int, window:
 def check(
     query: Tensor, key: Tensor, value: Tensor, position: int, window: int | None = None, loss: float = 1, **how: int
 ) -> None:
-    """Within `loss` times the tolerance."""
     # What lies ahead is not read, whatever it is.
     for x in (key, value):
         x[:, position + 1 :] = torch.nan
@@ -92,13 +89,6 @@ def test_scores_of_any_size_are_weighed():
 
 def test_more_heads_to_a_group_than_a_matrix_product_has_rows():
     check(*cache(90, 20, 1, 16, torch.float32, batch=1), 80, splits=2)
-
-
-def test_splits_change_no_more_than_rounding():
-    query, key, value = cache(300, 2, 2, 32, torch.float32)
-    whole = flash_decoding(query, key, value, torch.tensor(290, device=DEVICE), splits=1)
-    for splits in (2, 5, 128):
-        assert_near(flash_decoding(query, key, value, torch.tensor(290, device=DEVICE), splits=splits), whole, 1e-6)
 
 
 @pytest.mark.parametrize(

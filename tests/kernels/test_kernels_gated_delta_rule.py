@@ -60,7 +60,6 @@ def definition(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor, u
 
 
 def kernels(mixed: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor, unit: bool, parallel: bool, given: bool):
-    """With a memory in and out, or without, as in training."""
     return gated_delta_rule(
         mixed, log_decay, beta, memory if given else None, num_heads=memory.shape[1], key_width=memory.shape[2],
         unit_length=unit, keep_memory=given, parallel=parallel,
@@ -162,12 +161,10 @@ def test_a_head_that_forgets_at_once_has_digits_in_its_decay_s_gradient(decay, p
 @pytest.mark.parametrize("width", [16, 128])
 @both_forms
 def test_heads_of_values_share_those_of_query_and_key(width, parallel):
-    """The kernels of gradients of narrow and of wide keys."""
     check_shared(width, 16, torch.float32, parallel)
 
 
 def check_shared(width: int, value_width: int, dtype: torch.dtype, parallel: bool) -> None:
-    """Two heads of query and key, six of the values."""
     mixed, *others = rule_inputs(70, width, value_width, num_heads=6, dtype=dtype)
     query, key, value = mixed.detach().tensor_split((6 * width, 12 * width), -1)
     shared = torch.cat([query[..., : 2 * width], key[..., : 2 * width], value], dim=-1).requires_grad_()

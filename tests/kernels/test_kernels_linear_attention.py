@@ -122,7 +122,6 @@ def test_turned_features_go_on_from_a_state_and_over_segments(monkeypatch, state
 
 @pytest.mark.parametrize("state", [False, True])
 def test_segments_side_by_side_are_one_walk(monkeypatch, state):
-    """What a few heads and a long sequence get."""
     monkeypatch.setattr(kernels, "segment_positions", lambda batch, length, num_heads: 64)
     check(200, 16, "elu", torch.float32, state=state, batch=2)
 

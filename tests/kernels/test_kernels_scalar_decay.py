@@ -25,8 +25,6 @@ DECAYS = ("0", "-0.01", "-5", "mixed")
 
 
 class Shape(NamedTuple):
-    """Inputs of a call."""
-
     length: int
     key_width: int = 16
     value_width: int = 16
@@ -52,7 +50,6 @@ def inputs_of(shape: Shape, decay: str) -> list[Tensor]:
 
 
 def check(shape: Shape, decay: str, given: str = "write memory") -> None:
-    """Outputs and all gradients, with the weights and the memory named in `given`."""
     _, K, V, G, H, _, dtype = shape
     names, scale = ("mixed", "log_decay", "write", "own", "memory"), K**-0.5
     tensors = [

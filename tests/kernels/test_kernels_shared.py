@@ -58,7 +58,6 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, attention, othe
     ],
 )
 def test_float32_has_shorter_chunks_and_more_warps(dtype, width, of_delta, of_diagonal):
-    """Positions of a chunk, and warps of a program of all gradients."""
     heads, rate = torch.empty(1, 64, 1, width, dtype=dtype), torch.empty(1, 64, 1)
     rules = (
         DeltaRule(heads.flatten(2).repeat(1, 1, 3), rate, rate, 1, 1, width, False),

@@ -67,7 +67,6 @@ def test_stacked_models_are_each_alone():
         for x in given(2, 9, 2, 16, 16, 4, torch.float32)
     )
     assert_stacked(lambda *x: turned_heads(*x, EPS), [packed, gain, bias, angle], [0, 0, 0, 0])
-    # A gain that all have in common.
     shared = gain.detach()[0].requires_grad_()
     assert_stacked(lambda *x: turned_heads(*x, EPS), [packed, shared, bias, angle], [0, None, 0, 0])
 

@@ -20,7 +20,6 @@ class Cycle:
 
 @pytest.fixture
 def eager():
-    """A collector that begins at every object."""
     before = gc.get_threshold()
     gc.set_threshold(1)
     yield
@@ -37,7 +36,7 @@ def test_no_garbage_is_freed_during_a_recording(eager):
     assert freed == ["inside"]
 
 
-def test_what_was_garbage_before_is_freed_first_and_a_collector_that_was_off_stays_off():
+def test_what_was_garbage_before_is_freed_first_and_the_collector_is_left_as_it_was():
     freed: list[str] = []
     gc.disable()
     try:
@@ -47,9 +46,6 @@ def test_what_was_garbage_before_is_freed_first_and_a_collector_that_was_off_sta
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_an_error_inside_leaves_the_collector_on():
     with pytest.raises(ValueError, match="inside"), collected():
         raise ValueError("inside")
     assert gc.isenabled()

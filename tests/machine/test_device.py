@@ -34,7 +34,6 @@ def test_a_process_that_compiles_nothing_does_not_load_the_compiler():
 
 
 def repository(folder: Path) -> str:
-    """Make a repository of one commit, and return its name."""
     folder.mkdir(exist_ok=True)
     # As its own environment has it: a test may run in a hook of git.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -27,8 +27,6 @@ with locks.device_lock(torch.device("cuda", 0), shared=sys.argv[1] == "shared"):
 
 
 class Holder:
-    """A process that takes the lock and keeps it until it is told to go."""
-
     def __init__(self, root: Path, folder: Path, how: str) -> None:
         command = [sys.executable, "-c", HOLD, how]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -30,7 +30,6 @@ from attnbench.training.prepare import prepare
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Holds a text, small.txt."""
     folder = tmp_path_factory.mktemp("stopped")
     write_text(folder / "small.txt", seed=0)
     return folder
@@ -162,7 +161,6 @@ def test_a_stop_cuts_off_a_validation_which_is_made_again(number, step, folder, 
 
 
 def left_of(place: Path) -> tuple:
-    """What two equal trainings agree in."""
     clocks = ("seconds", "tokens_per_second")
     rows = [{name: row[name] for name in row if name not in clocks} for row in read_metrics(place / "metrics.jsonl")]
     weights = {path.parent.name: path.read_bytes() for path in place.rglob("weights.safetensors")}

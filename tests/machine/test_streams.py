@@ -18,7 +18,6 @@ from attnbench.settings.errors import UserError
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Holds a text, small.txt, and what is trained on it."""
     folder = tmp_path_factory.mktemp("streams")
     write_text(folder / "small.txt", seed=0)
     return folder
@@ -82,7 +81,6 @@ def test_an_answer_that_nothing_takes_is_an_error_unless_its_reader_has_seen_eno
 
 
 def ended(opened: Callable[[], int], streams: set[str], *command: str) -> tuple[int, str]:
-    """The exit code of a command some of whose streams nobody takes, and what it said on standard error."""
     descriptor = opened()
     given = {name: descriptor if name in streams else subprocess.PIPE for name in ("stdout", "stderr")}
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **given)
@@ -106,7 +104,6 @@ def test_a_training_goes_on_to_its_end(opened, streams, folder):
     assert code == 0, said
     [state] = (folder / outputs).glob("demo/*/checkpoint/final/state.json")
     assert len([*state.parents[2].glob("results/*.jsonl")]) == 2
-    # What the terminal did not get is in the run's own log.
     assert "evaluating perplexity" in (state.parents[2] / "train.log").read_text()
     assert "Exception" not in said
 

@@ -30,7 +30,6 @@ with folder_lock(Path(sys.argv[1]), waits=False):
 
 @pytest.fixture
 def holder(root, tmp_path):
-    """A process that holds the folder until it is ended."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     process = subprocess.Popen(command, env=python_path(root), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -84,7 +83,6 @@ def started(root: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def steps_logged(folder: Path) -> list[int]:
-    """The steps whose loss the runs below a folder have logged, in the order of the lines."""
     return [row["step"] for path in folder.rglob("metrics.jsonl") for row in read_metrics(path) if "loss" in row]
 
 

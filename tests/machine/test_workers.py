@@ -35,7 +35,6 @@ def outcomes(items: Sequence[tuple[str, str]], folder: Path, **settings) -> list
 
 
 def pids(folder: Path) -> list[str]:
-    """Of the calls that left a mark, in their order."""
     marks = [path.name.split("-") for path in folder.iterdir() if path.is_file()]
     return [pid for pid, _ in sorted(marks, key=lambda mark: int(mark[1]))]
 

@@ -35,11 +35,11 @@ from attnbench.training.job import budget
 
 TINY = ("experiment=demo", "model=tiny", "device=cpu", "logger=none", "attn=module")
 PATH = "outside_layers:Tutorial"
+HOW: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
 
 
 @pytest.fixture(autouse=True)
 def trusted(monkeypatch) -> set[str]:
-    """The classes that this test's words have trusted, and no other test's."""
     monkeypatch.setattr(registry, "TRUSTED", set())
     return registry.TRUSTED
 
@@ -125,12 +125,11 @@ def test_a_circular_convolution_sees_the_future_and_its_share_is_written_in_digi
 
 def test_is_matched_by_parameters_and_has_no_state_to_match() -> None:
     settings = compose([*TINY, f"attn.path={PATH}"])
-    how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
-    found = match_mixer(settings.mixer, settings.model, match="params", **how)
+    found = match_mixer(settings.mixer, settings.model, match="params", **HOW)
     assert abs(found.parameters / found.reference_parameters - 1) <= 0.01
     assert found.state_bytes is None
     with pytest.raises(UserError, match=r"^match=state: Module names no setting that decides its state"):
-        match_mixer(settings.mixer, settings.model, match="state", **how)
+        match_mixer(settings.mixer, settings.model, match="state", **HOW)
 
 
 def test_a_checkpoint_that_names_one_is_refused_until_its_words_are_given_again(tmp_path, trusted) -> None:
@@ -194,8 +193,7 @@ def test_what_is_no_mixer_is_refused_when_it_is_built(words: list[str], message:
 def test_a_layer_of_a_hybrid_can_be_one() -> None:
     words = ("attn=hybrid", "attn.layers=[module,linear]", f"attn.options.module.path={PATH}")
     settings = compose([*TINY[:-1], *words, "attn.options.module.options={scale: 2.0}"])
-    how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
-    found = match_mixer(settings.mixer, settings.model, match="params", **how)
+    found = match_mixer(settings.mixer, settings.model, match="params", **HOW)
     model = build_model(found.mixers, found.model, vocabulary_size=30, seed=0)
     assert [type(block.mixer).__name__ for block in model.layers] == ["Module", "LinearAttention"]
     assert model.backend_without_state == "torch"
@@ -274,8 +272,7 @@ def test_a_layer_of_the_library_is_matched_by_parameters_and_has_no_flops(librar
     monkeypatch.setattr(FlaLayer, "choose_backend", classmethod(lambda cls, options, **where: "fla"))
     mixer = MixerSettings(name="fla", target=registry.FLA_LAYER, options={"layer": "Doubled", "options": {}})
     settings = compose(TINY[:-1])
-    how: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
-    found = match_mixer(mixer, settings.model, match="params", **how)
+    found = match_mixer(mixer, settings.model, match="params", **HOW)
     assert found.flops_per_token is None
     assert ") and an unknown number of operations, feed_forward_width " in found.statement("fla")
     row = next(iter(budget(found)))

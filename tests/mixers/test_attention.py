@@ -17,7 +17,6 @@ DIM, HEAD_WIDTH = 32, 8
 
 
 def made(cls: type[Softmax], **options) -> Softmax:
-    """A mixer in float64 whose weights are all drawn from one generator, the norms' gains too."""
     mixer = cls(dim=DIM, head_width=HEAD_WIDTH, **options).double()
     generator = torch.Generator().manual_seed(1)
     for parameter in mixer.parameters():
@@ -49,7 +48,6 @@ def test_rotary_scores_depend_on_distance_alone(cls) -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_flash_decodes_with_its_window(window: int) -> None:
-    """The masked product, whole, and step by step as all backends but triton decode."""
     query, key, value = (inputs(2, 11, 4, 8, seed=seed) for seed in range(3))
     torch.testing.assert_close(materialised(query, key, value, window), definition(query, key, value, window))
     mixer, x = made(Flash, window=window, backend="flash_attn"), inputs(2, 11, DIM)

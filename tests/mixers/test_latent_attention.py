@@ -35,7 +35,6 @@ def test_the_cache_holds_latent_and_rotary_key_alone() -> None:
     mixer: Any = build("mla")
     latent, rotary = DIM // 2, 16
     assert state_bytes(mixer.init_state(1, 100, torch.bfloat16)) == 2 * 100 * (latent + rotary) + 8
-    # Softmax's of the same size: a key and a value for every head.
     softmax: Any = build("softmax")
     assert state_bytes(softmax.init_state(1, 100, torch.bfloat16)) == 2 * 100 * 2 * DIM + 8
 

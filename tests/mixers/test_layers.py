@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_checks import assert_stacked
 from small import WeightReads
 from torch import Tensor
 
@@ -45,7 +46,6 @@ def test_norm_is_its_formula(shape: tuple[int, ...]) -> None:
     norm = norm_with(weight)
     y, exact = norm(x), plain_norm(x, weight)
     torch.testing.assert_close(y, exact)
-    # What runs on other devices.
     torch.testing.assert_close(y, F.rms_norm(x, (8,), weight, 0.1))
     fast = torch.autograd.grad((y * upstream).sum(), [x, norm.weight])
     torch.testing.assert_close(fast, torch.autograd.grad((exact * upstream).sum(), [x, weight]))
@@ -56,14 +56,8 @@ def test_norm_under_vmap(shared_input: bool) -> None:
     """Stacked weights over one input, as in a first layer, and over stacked inputs."""
     weight, x = inputs(3, 8, seed=1), inputs(*(() if shared_input else (3,)), 2, 5, 8)
     norm = norm_with(weight[0])
-
-    def loss(weight: Tensor, x: Tensor) -> Tensor:
-        return torch.func.functional_call(norm, {"weight": weight}, (x,)).pow(3).sum()
-
-    total = torch.vmap(loss, in_dims=(0, None if shared_input else 0))(weight, x).sum()
-    rows = x.expand(3, 2, 5, 8)
-    exact = torch.stack([plain_norm(rows[i], weight[i]).pow(3).sum() for i in range(3)]).sum()
-    torch.testing.assert_close(torch.autograd.grad(total, [weight, x]), torch.autograd.grad(exact, [weight, x]))
+    stacked = lambda weight, x: torch.func.functional_call(norm, {"weight": weight}, (x,))  # noqa: E731
+    assert_stacked(stacked, [weight, x], [0, None if shared_input else 0])
 
 
 def test_norm_keeps_bfloat16_and_computes_in_float32() -> None:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.cli.compose import compose
 from attnbench.machine import memory as process_memory
-from attnbench.mixers.base import Mixer, state_bytes
+from attnbench.mixers.base import Mixer
 from attnbench.mixers.layers import Projection
 from attnbench.mixers.linear import LinearAttention
 from attnbench.mixers.softmax import Softmax
@@ -89,24 +89,6 @@ def test_a_module_of_torchs_own_is_initialised_by_name_and_one_without_means_is_
 
     with pytest.raises(ValueError, match=r"Bare .* has no init_weights"):
         init_weights(Bare(), 0, 1)
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_whole_equals_pieces_equals_single_steps(name):
-    model = small_model(name)
-    with torch.no_grad():
-        whole_BTC, none = model(TOKENS_BT)
-        assert none is None
-        state = model.init_state(2, 32, torch.float32)
-        first_BTC, state = model(TOKENS_BT[:, :9], state)
-        rest = []
-        for position in range(9, TOKENS_BT.shape[1]):
-            logits_BC, state = model.step(TOKENS_BT[:, position], state)
-            rest.append(logits_BC)
-    pieces_BTC = torch.cat([first_BTC, torch.stack(rest, dim=1)], dim=1)
-    torch.testing.assert_close(pieces_BTC, whole_BTC, atol=2e-5, rtol=1e-4)
-    assert len(state) == 2
-    assert state_bytes(state[0]) > 0
 
 
 def test_logits_at_positions_are_those_of_the_whole():

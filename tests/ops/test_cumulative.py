@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from mixer_building import build, example_input, mixer_names
+from mixer_building import build, example_input
+from small import MIXERS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.ops.common.cumulative_sum import PIECE, cumulative_sum
@@ -39,7 +40,7 @@ class Scans(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", mixer_names())
+@pytest.mark.parametrize("name", MIXERS)
 def test_no_mixer_leaves_a_long_sum_to_the_compiler(name):
     """On a GPU torch 2.11 fails to compile one where there are few sums side by side."""
     with Scans() as scans:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_checks import assert_definition, assert_stacked, normal
 from library_forms import naive_form
 from mixer_building import assert_near, build, example_input
 from torch import Tensor
@@ -17,19 +18,15 @@ LOG_FORGET = {"never": 0.0, "slowly": -0.01, "at once": -5.0, "mixed": None}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-def inputs(length: int, forgetting: str, num_groups: int = 2) -> list[Tensor]:
-    """Query of 4 heads, key and value of `num_groups`, and log f, in float64."""
-    generator = torch.Generator().manual_seed(length)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).bfloat16().double()
-
+def inputs(length: int, forgetting: str, num_groups: int = 2, *, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Query of 4 heads, key and value of `num_groups`, and log f, in float32 at least, each to take a gradient of."""
+    shapes = [(2, length, heads, 8) for heads in (4, num_groups, num_groups)]
+    heads = [normal(*shape, dtype=torch.bfloat16, seed=seed).to(dtype) for seed, shape in enumerate(shapes)]
+    drawn = -5 * torch.rand(2, length, 4, generator=torch.Generator().manual_seed(length), dtype=torch.float64) ** 4
     value = LOG_FORGET[forgetting]
-    if value is None:
-        log_forget = -5 * torch.rand(2, length, 4, generator=generator, dtype=torch.float64) ** 4
-    else:
-        log_forget = torch.full((2, length, 4), value, dtype=torch.float64)
-    return [normal(2, length, 4, 8), normal(2, length, num_groups, 8), normal(2, length, num_groups, 8), log_forget]
+    log_forget = drawn if value is None else torch.full_like(drawn, value)
+    wide = torch.promote_types(dtype, torch.float32)
+    return [x.requires_grad_() for x in (*heads, log_forget.to(heads[0].device, wide))]
 
 
 def form(query: Tensor, key: Tensor, value: Tensor, log_forget: Tensor) -> Tensor:
@@ -40,43 +37,24 @@ def by_definition(query: Tensor, key: Tensor, value: Tensor, log_forget: Tensor)
     return definition(query, key, value, None, log_forget)
 
 
-def output_and_gradients(function, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Output, and the gradients of a weighted sum of it; log f is in float32 at least."""
-    wide = torch.promote_types(dtype, torch.float32)
-    given = [x.to(wide if index == 3 else dtype).requires_grad_() for index, x in enumerate(tensors)]
-    y = function(*given)
-    weight = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)
-    return [y.detach(), *torch.autograd.grad((y.double() * weight).sum(), given)]
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("forgetting", LOG_FORGET)
 def test_equals_the_definition_in_output_and_gradients(forgetting: str, dtype: torch.dtype) -> None:
     for length in LENGTHS:
-        tensors = inputs(length, forgetting)
-        expected = output_and_gradients(by_definition, tensors, torch.float64)
-        actual = output_and_gradients(form, tensors, dtype)
-        for name, one, other in zip(("output", "query", "key", "value", "log_forget"), actual, expected, strict=True):
-            # At length 1 query, key and log f decide nothing, and their gradients are 0.
-            scale = max(float(other.abs().max()), 1e-2)
-            assert (one.double() - other).abs().max() <= TOLERANCE[dtype] * scale, (name, length)
+        assert_definition(form, by_definition, inputs(length, forgetting, dtype=dtype), TOLERANCE[dtype])
 
 
 def test_compiled_and_stacked_it_is_the_same() -> None:
-    tensors = inputs(33, "mixed")
-    expected = output_and_gradients(form, tensors, torch.float64)
     torch.compiler.reset()
     compiled = torch.compile(form, backend="aot_eager", fullgraph=True)
-    for one, other in zip(output_and_gradients(compiled, tensors, torch.float64), expected, strict=True):
-        assert_near(one, other, 1e-12)
-    stacked = torch.vmap(form)(*(torch.stack([x, 0.5 * x]) for x in tensors))
-    assert_near(stacked[0], expected[0], 1e-12)
-    assert_near(stacked[1], form(*(0.5 * x for x in tensors)), 1e-12)
+    assert_definition(compiled, by_definition, inputs(33, "mixed"), 1e-12)
+    stacked = [torch.stack([x, 0.5 * x]).detach().requires_grad_() for x in inputs(33, "mixed")]
+    assert_stacked(form, stacked, [0] * 4, 1e-12)
 
 
 def test_a_gate_counts_for_what_came_before_it_alone() -> None:
     """Where f is nearly 0, a position sees itself; where it is at the first position, nothing changes."""
-    query, key, value, log_forget = inputs(9, "never", num_groups=4)
+    query, key, value, log_forget = (x.detach() for x in inputs(9, "never", num_groups=4))
     gated = log_forget.clone()
     gated[:, 5] = -1e4
     y = form(query, key, value, gated)
@@ -105,5 +83,5 @@ def test_the_cache_forgets_as_the_whole_does(bias: float) -> None:
 @pytest.mark.parametrize("forgetting", LOG_FORGET)
 def test_is_what_the_library_defines(forgetting: str) -> None:
     library = naive_form("forgetting_attn")
-    tensors = [x.float() for x in inputs(65, forgetting)]
+    tensors = [x.detach().float() for x in inputs(65, forgetting)]
     assert_near(form(*tensors), library.naive_forgetting_attn(*tensors), 1e-5)

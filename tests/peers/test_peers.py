@@ -121,15 +121,10 @@ def test_speeds_are_tokens_a_second_and_ratios_those_of_neighbours(overrides):
     assert speed_ratios([200.0, 100.0, 210.0], [100.0, 50.0, 70.0]) == [2.0, 2.0, 3.0]
 
 
-def test_the_largest_difference_is_of_either_sign():
-    assert largest_difference([1.0, 2.0, 3.0], [1.5, 2.0, 2.75]) == 0.5
-
-
 def test_a_reference_takes_no_kernel_of_ours(monkeypatch):
     tensor = SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=torch.float32)
     for module in (support, layers, loss):
         assert module.on_kernels(tensor)
-        # Put back at the end.
         monkeypatch.setattr(module, "on_kernels", module.on_kernels)
     use_plain_layers()
     assert not any(module.on_kernels(tensor) for module in (support, layers, loss))

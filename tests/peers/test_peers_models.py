@@ -34,18 +34,6 @@ def test_nanogpt_is_taken_from_the_file_that_is_named(tmp_path) -> None:
     path.write_text("GPT = None\n")
     with pytest.raises(UserError, match=r"must be nanoGPT's"):
         NanoGPT(model, 10, 8, path=str(path))
-    path.write_text(
-        "import torch\nfrom dataclasses import dataclass\n"
-        "@dataclass\nclass GPTConfig:\n"
-        "    block_size: int\n    vocab_size: int\n    n_layer: int\n    n_head: int\n    n_embd: int\n"
-        "    dropout: float\n    bias: bool\n"
-        "class GPT(torch.nn.Module):\n"
-        "    def __init__(self, config):\n        super().__init__()\n"
-        "        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)\n"
-        "    def forward(self, idx, targets):\n        logits = self.table(idx)\n"
-        "        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())\n"
-    )
-    assert NanoGPT(model, 10, 8, path=str(path)).loss(torch.zeros(2, 8).long(), torch.ones(2, 8).long()).isfinite()
 
 
 def test_nanogpt_without_flash_gets_its_own_textbook_attention(tmp_path) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import html
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from made_rows import IDENTITY, row
@@ -27,21 +26,6 @@ from attnbench.settings.errors import UserError
 from attnbench.verdict.seeds import figures
 
 RECALL = Primary(metric="accuracy", kind="accuracy", margin=0.01, hardest=["num_pairs"])
-
-
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory) -> Path:
-    return write_experiment(tmp_path_factory.mktemp("outputs") / "demo")
-
-
-@pytest.fixture(scope="module")
-def inputs(experiment):
-    return read_inputs(experiment)
-
-
-@pytest.fixture(scope="module")
-def summed(inputs):
-    return figures(inputs.rows)
 
 
 @pytest.fixture(scope="module")
@@ -226,11 +210,11 @@ def test_positions_are_drawn_where_their_bucket_ends(summed):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_a_sample_a_variant_is_shown_bounded_and_escaped(inputs, experiment):
+def test_a_sample_a_variant_is_shown_bounded_and_escaped(inputs, experiment, tmp_path):
     (samples,) = [block for block in sample_section(inputs).blocks if isinstance(block, Samples)]
     assert [sample.label for sample in samples.shown] == [f"{name}, seed 0" for name in SKILL]
     assert {len(sample.text) for sample in samples.shown} == {MAX_TEXT}
-    page = write_report(experiment).read_text()
+    page = write_report(experiment, target=tmp_path).read_text()
     assert "<b>ran" not in page
     assert "\x1b" not in page
     assert "river \\x1b[2J&lt;/script&gt;&lt;b&gt;ran" in page

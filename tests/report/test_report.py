@@ -4,9 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
-import runpy
 import shutil
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -31,8 +29,6 @@ from attnbench.report.sections.surroundings import ACTIVATION, ALIKE, surroundin
 from attnbench.report.sections.words import (
     chances,
     devices,
-    interval_name,
-    metric_name,
     plain_answer,
     without_addresses,
 )
@@ -83,11 +79,6 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory) -> Path:
-    return write_experiment(tmp_path_factory.mktemp("outputs") / "demo")
-
-
-@pytest.fixture(scope="module")
 def report(experiment) -> Path:
     return write_report(experiment)
 
@@ -95,16 +86,6 @@ def report(experiment) -> Path:
 @pytest.fixture(scope="module")
 def page(report) -> Page:
     return Page(report)
-
-
-@pytest.fixture(scope="module")
-def inputs(experiment):
-    return read_inputs(experiment)
-
-
-@pytest.fixture(scope="module")
-def summed(inputs):
-    return figures(inputs.rows)
 
 
 def test_many_variants_without_a_reference_are_not_compared_and_the_answer_says_why():
@@ -160,7 +141,6 @@ def test_what_is_timed_alone_asks_for_no_reference():
 def test_what_a_mixer_did_not_get_stands_beside_its_score(page, summed):
     scores = [figure for figure in of(summed, "recall", "accuracy") if figure.variant == "linear"]
     assert {figure.without for figure in scores} == {"without conv_size, <b>gate</b>"}
-    # In the summary, and in the chapter's own table, there of the budgets too.
     small = re.findall(r"<small>(without [^/]*/b&gt;)</small>", page.source)
     assert set(small) == {"without conv_size, &lt;b&gt;gate&lt;/b&gt;"}
     assert len(small) > 2 * len(scores)
@@ -186,26 +166,6 @@ def test_a_sweep_s_trainings_of_one_variant_are_told_apart(tmp_path):
     assert write_report(folder).exists()
 
 
-def test_an_operator_s_precisions_are_no_variants(tmp_path):
-    folder = write_experiment(tmp_path / "operators", seeds=1, record=False, evaluations=["throughput"])
-    rows = [
-        dataclasses.replace(row, identity=dataclasses.replace(row.identity, mixer="", precision=precision))
-        for precision in ("float32", "bfloat16")
-        for row in read_inputs(folder).rows
-    ]
-    write_csv(rows, tmp_path / "published" / "results.csv")
-    inputs = read_inputs(tmp_path / "published")
-    assert inputs.protocol.variants == [*SKILL]
-    assert {figure.settings["precision"] for figure in figures(inputs.rows)} == {"float32", "bfloat16"}
-
-
-def test_an_interval_is_called_what_it_is(experiment):
-    summed = figures(read_inputs(experiment).rows)
-    recall, timed = ([own for own in summed if own.evaluation == name] for name in ("recall", "throughput"))
-    assert interval_name(recall) == "95 % interval"
-    assert interval_name(timed) == "the measurement's own interval"
-
-
 def test_every_level_that_luck_reaches_is_told():
     settings = {"num_pairs": 16, "chance": 1 / 4096, "chance_among_pairs": 1 / 16}
     assert chances(settings) == "chance 0.0002441, among pairs 0.0625"
@@ -227,9 +187,7 @@ def test_the_page_is_whole_and_asks_no_network(page, report):
     assert not ADDRESS.findall(page.source)
     assert not [words for _, words in page.elements if {"src", "srcset", "background", "action"} & words.keys()]
     links = {words["href"] or "" for _, words in page.elements if "href" in words}
-    # Files beside the page, on no network.
     assert {link for link in links if not link.startswith("#")} == {"results.csv", "figures/"}
-    # One runtime for all charts.
     assert page.source.count("window.vegaEmbed=") == 1
     assert report.stat().st_size < 2_000_000
 
@@ -345,14 +303,6 @@ def test_a_bad_results_csv_names_its_row(report, tmp_path):
         read_csv(tmp_path / "results.csv")
 
 
-def test_a_folder_with_results_csv_alone_is_enough(inputs, report, tmp_path):
-    shutil.copy(report.parent / "results.csv", tmp_path)
-    found = read_inputs(tmp_path)
-    assert found.rows == inputs.rows
-    assert found.protocol.variants == list(SKILL)
-    assert set(found.environments.values()) == {None}
-
-
 def test_only_the_files_of_the_record_are_used(experiment, tmp_path):
     folder = shutil.copytree(experiment, tmp_path / "demo", ignore=shutil.ignore_patterns("report"))
     record = json.loads((folder / "comparison.json").read_text())
@@ -447,15 +397,6 @@ def test_a_processor_that_several_numbers_of_threads_ran_on_stands_once():
     assert devices([other]) == other
 
 
-def test_metrics_are_called_by_their_words_and_units():
-    assert metric_name("training_peak_mib", "MiB") == "training peak (MiB)"
-    assert metric_name("step_milliseconds", "ms") == "step time (ms)"
-    assert metric_name("tokens_per_second", "token/s") == "tokens per second"
-    assert metric_name("steps_to_95", "step") == "steps to 95 %"
-    assert metric_name("growth", "1") == "growth"
-    assert metric_name("height", "m") == "height (m)"
-
-
 def test_plots_are_those_that_an_evaluation_declares(inputs):
     declared = about("perplexity", inputs.protocol)
     assert declared.plots is not None
@@ -514,16 +455,6 @@ def test_an_axis_with_one_value_makes_a_line_a_variant(summed):
     assert [str(line[1]).split(" ")[0] for line in table.lines] == [f.number for f in own]
 
 
-@pytest.mark.usefixtures("without_charts")
-def test_a_plot_with_one_value_is_a_table_on_the_page(tmp_path):
-    folder = write_experiment(tmp_path / "demo", evaluations=["recall"], seeds=2, record=False)
-    rows = [row for row in read_inputs(folder).rows if row.measurement.settings["num_pairs"] == 16]
-    write_csv(rows, tmp_path / "one" / "results.csv")
-    page = Page(write_report(tmp_path / "one"))
-    assert "recall-accuracy-num_pairs" not in page.source
-    assert "Accuracy, pairs 16" in page.text
-
-
 def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic_plot(summed):
     template = of(summed, "perplexity", "perplexity")[0]
     own = [
@@ -575,15 +506,8 @@ def test_parts_of_a_whole_are_one_bar_a_variant(summed):
     assert bars["encoding"]["x"]["stack"] == labels["encoding"]["x"]["stack"] == "zero"
     values = spec["datasets"]["parts"]
     assert {value["variant"] for value in values} == set(SKILL)
-    # Stacked and coloured in one order.
     assert [value["order"] for value in values if value["variant"] == "softmax"] == list(range(len(PARTS)))
     assert "mixing" in to_svg(shown, list(SKILL))
-
-
-def test_a_bench_says_what_it_is_for_and_what_is_drawn(inputs):
-    found = about("profile", inputs.protocol)
-    assert found.plots == [("part_share", "part"), ("peak_memory_mib", "sequence_length")]
-    assert found.purpose.startswith("Profiles: attention, textbook and fused")
 
 
 def test_what_a_device_can_do_is_no_variant_and_implementations_of_an_operator_are_not_ranked(tmp_path):
@@ -631,19 +555,12 @@ def test_variants_look_alike_in_every_chart(summed):
     assert len(set(looks[0][1]["range"])) == len(SKILL)
 
 
-def test_the_script_says_in_one_line_what_is_wrong(tmp_path, root, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path)])
-    with pytest.raises(
-        SystemExit, match=r"^error: .*: no results; an experiment's folder has runs with results/\*\.jsonl[^\n]*$"
-    ):
-        runpy.run_path(str(root / "scripts" / "report.py"), run_name="__main__")
-
-
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
         ("nowhere", "nowhere: no such folder; give an experiment of outputs/, or a run"),
         ("README.md", "README.md: is a file; give"),
+        ("tests/stored", "tests/stored: no results; an experiment's folder has runs with results/*.jsonl"),
         ("docs@2026-11-24", "docs@2026-11-24: rows of 2026-11-24 alone are shown beside another folder's; give that"),
     ],
 )
@@ -668,18 +585,25 @@ def test_trainings_of_searches_are_no_variants_where_a_plan_has_no_record_yet(tm
         read_inputs(tmp_path)
 
 
-def test_what_differs_around_the_mixers_is_a_sentence():
-    def measured(variant, evaluation, **options):
-        identity = dataclasses.replace(row().identity, variant=variant, mixer=variant, evaluation=evaluation)
-        return dataclasses.replace(row(settings={MIXER_OPTIONS: options}), identity=identity)
+def with_options(variant, evaluation, mixer, *options):
+    """Row of a variant whose mixer has these options; of a hybrid each layer's."""
+    identity = dataclasses.replace(row().identity, variant=variant, mixer=mixer, evaluation=evaluation)
+    settings = {MIXER_OPTIONS: options[0] if len(options) == 1 else [*options]}
+    return dataclasses.replace(row(settings=settings), identity=identity)
 
+
+def around(variant, evaluation="recall", **options):
+    return with_options(variant, evaluation, variant, options)
+
+
+def test_what_differs_around_the_mixers_is_a_sentence():
     rows = [
-        measured("softmax", "recall", rotary_theta=1e4, conv_size=4, heads=2),
-        measured("linear", "recall", conv_size=4, heads=2),
-        measured("delta", "recall", conv_size=4, heads=2, chunk=64),
-        measured("softmax", "perplexity", rotary_theta=1e4, conv_size=0, gate=False),
-        measured("linear", "perplexity", rotary_theta=None, conv_size=0, gate=False),
-        measured("delta", "perplexity", conv_size=4, gate="silu"),
+        around("softmax", rotary_theta=1e4, conv_size=4, heads=2),
+        around("linear", conv_size=4, heads=2),
+        around("delta", conv_size=4, heads=2, chunk=64),
+        around("softmax", "perplexity", rotary_theta=1e4, conv_size=0, gate=False),
+        around("linear", "perplexity", rotary_theta=None, conv_size=0, gate=False),
+        around("delta", "perplexity", conv_size=4, gate="silu"),
     ]
     assert surroundings(rows) == [
         "In recall the variants differ in rotary_theta (10,000: softmax; has none: linear, delta).",
@@ -687,84 +611,49 @@ def test_what_differs_around_the_mixers_is_a_sentence():
         "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta).",
     ]
     assert surroundings(rows[1:3]) == [ALIKE]
-    many = [measured(f"m{n}", "recall", **({"conv_size": 4 if n < 3 else 2} if n else {})) for n in range(7)]
+    many = [around(f"m{n}", **({"conv_size": 4 if n < 3 else 2} if n else {})) for n in range(7)]
     assert surroundings(many) == ["The variants differ in conv_size (4: m1, m2; has none: m0; 2: all others)."]
     # A part that a mixer has not differs from one that is switched on, not from one that is off.
-    normed = [measured("linear", "recall", output_norm=True), measured("softmax", "recall")]
-    assert surroundings(normed) == ["The variants differ in output_norm (on: linear; has none: softmax)."]
-    assert surroundings([measured("linear", "recall", output_norm=False), normed[1]]) == [ALIKE]
-    of_many = [measured(f"m{n}", "recall", **({"output_norm": True} if n > 1 else {})) for n in range(7)]
-    assert surroundings(of_many) == ["The variants differ in output_norm (has none: m0, m1; on: all others)."]
+    bare = around("softmax")
+    assert "output_norm (on: linear; has none: softmax)" in surroundings([around("linear", output_norm=True), bare])[0]
+    assert surroundings([around("linear", output_norm=False), bare]) == [ALIKE]
     # A variant that another evaluation has besides joins the sentence; one that is another there parts them.
-    of_speed = [measured("flash", "memory", conv_size=0), measured("delta", "memory", conv_size=4, gate="silu")]
-    joined = [
-        "rotary_theta (10,000: softmax; none: linear; has none: delta, flash)",
-        "conv_size (0: softmax, linear, flash; 4: delta)",
-        "gate (off: softmax, linear; silu: delta; has none: flash)",
-    ]
-    assert surroundings([*rows[3:], *of_speed]) == [f"The variants differ in {'; '.join(joined)}."]
-    apart = surroundings([*rows[3:], measured("delta", "memory", conv_size=2, gate="silu"), of_speed[0]])
+    flash, delta = around("flash", "memory", conv_size=0), around("delta", "memory", conv_size=4, gate="silu")
+    (joined,) = surroundings([*rows[3:], flash, delta])
+    assert "rotary_theta (10,000: softmax; none: linear; has none: delta, flash)" in joined
+    apart = surroundings([*rows[3:], flash, around("delta", "memory", conv_size=2, gate="silu")])
     assert [it.partition(" the ")[0] for it in apart] == ["In perplexity", "In memory"]
     # A hybrid has the options of all its mixers.
     rotated, plain = {"rotary_theta": 1e4, "conv_size": 4}, {"rotary_theta": None, "conv_size": 4}
-    both = dataclasses.replace(
-        measured("both", "recall"), measurement=row(settings={MIXER_OPTIONS: [plain, rotated]}).measurement
-    )
-    assert surroundings([measured("softmax", "recall", **rotated), measured("delta", "recall", **plain), both]) == [
-        "The variants differ in rotary_theta (10,000: softmax; none: delta; none and 10,000: both)."
-    ]
+    both = with_options("both", "recall", "both", plain, rotated)
+    (told,) = surroundings([around("softmax", **rotated), around("delta", **plain), both])
+    assert "rotary_theta (10,000: softmax; none: delta; none and 10,000: both)" in told
     assert surroundings([row()]) == []
     assert surroundings_table([row()]) is None
 
 
 def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
-    def measured(variant, mixer, **options):
-        identity = dataclasses.replace(row().identity, variant=variant, mixer=mixer, evaluation="recall")
-        return dataclasses.replace(row(settings={MIXER_OPTIONS: options}), identity=identity)
-
     rows = [
-        measured("softmax", "Softmax", conv_size=4),
-        measured("delta", "GatedDeltaNet", conv_size=4, value_expansion=1),
-        measured("mamba3", "Mamba3", conv_size=4),
-        measured("retnet", "RetNet", conv_size=4, value_expansion=2),
+        with_options("softmax", "recall", "Softmax", {"conv_size": 4}),
+        with_options("delta", "recall", "GatedDeltaNet", {"conv_size": 4, "value_expansion": 1}),
+        with_options("mamba3", "recall", "Mamba3", {"conv_size": 4}),
+        with_options("retnet", "recall", "RetNet", {"conv_size": 4, "value_expansion": 2}),
     ]
-    assert surroundings(rows) == [
-        f"The variants differ in {ACTIVATION} (none: softmax, retnet; silu: delta, mamba3); "
-        "value_expansion (1: delta; 2: retnet; has none: softmax, mamba3).",
-        f"conv_size (4) undoes the mixer of mamba3: {Mamba3.undone_by['conv_size']}.",
-        "value_expansion is 1 for delta, where the mixer's paper has 2.",
-    ]
+    differ, undone, expansion = surroundings(rows)
+    assert f"{ACTIVATION} (none: softmax, retnet; silu: delta, mamba3)" in differ
+    assert undone == f"conv_size (4) undoes the mixer of mamba3: {Mamba3.undone_by['conv_size']}."
+    assert expansion.startswith("value_expansion is 1 for delta, where the mixer's paper has 2")
     # Without a convolution Mamba-3 has no activation either, and nothing undoes it.
-    bare = [measured("mamba3", "Mamba3", conv_size=0), measured("softmax", "Softmax", conv_size=0)]
+    bare = [with_options(name.lower(), "recall", name, {"conv_size": 0}) for name in ("Mamba3", "Softmax")]
     assert surroundings(bare) == [ALIKE]
-    hybrid = measured("both", "Mamba2+Softmax", conv_size=4)
+    hybrid = with_options("both", "recall", "Mamba2+Softmax", {"conv_size": 4})
     assert f"{ACTIVATION} (silu and none: both; none: softmax)" in surroundings([hybrid, rows[0]])[0]
-    table = surroundings_table(rows)
+    table = surroundings_table([*rows, with_options("softmax", "copy", "Softmax", {"conv_size": 4})])
+    assert table.headers[:4] == ["Variant", "In", "rotary theta", "conv size"]
     assert table.headers[-1] == ACTIVATION
-    assert {line[0]: line[-1] for line in table.lines} == {
-        **{"softmax": "none", "delta": "silu", "mamba3": "silu", "retnet": "none"}
-    }
-
-
-def test_what_stands_around_each_variant_is_a_table():
-    def row_with(variant, evaluation, **options):
-        identity = dataclasses.replace(row().identity, variant=variant, evaluation=evaluation)
-        return dataclasses.replace(row(settings={MIXER_OPTIONS: options}), identity=identity)
-
-    rows = [
-        row_with("softmax", "recall", rotary_theta=10000.0, conv_size=4, output_gate="silu"),
-        row_with("softmax", "copy", rotary_theta=10000.0, conv_size=4, output_gate="silu"),
-        row_with("linear", "copy", rotary_theta=None, conv_size=0, qk_norm=True, output_gate="none"),
-    ]
-    table = surroundings_table(rows)
-    assert table is not None
-    parts = ["rotary theta", "conv size", "qk norm", "output norm", "output gate", ACTIVATION]
-    assert table.headers == ["Variant", "In", *parts]
-    # The class of softmax stands in all these rows, which applies nothing.
-    assert table.lines == [
-        ["linear", "copy", "none", "0", "on", "has none", "none", "none"],
-        ["softmax", "recall and copy", "10,000", "4", "has none", "has none", "silu", "none"],
-    ]
+    shown = {line[0]: [*line[1:4], line[-1]] for line in table.lines}
+    assert shown["softmax"] == ["recall and copy", "has none", "4", "none"]
+    assert shown["delta"] == ["recall", "has none", "4", "silu"]
 
 
 def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs):

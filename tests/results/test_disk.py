@@ -160,7 +160,6 @@ def test_a_file_with_other_names_is_replaced_and_they_keep_what_they_had(tmp_pat
     own.rerun = True
     run(own)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
-    # A log that is written on keeps what it had.
     assert (folder / "train.log").read_bytes().startswith((copy / "train.log").read_bytes())
 
 

@@ -2,12 +2,12 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from probe_settings import smoke_words
+from probe_settings import probe_settings, smoke_words
 from scripts_here import run_here
 
 import attnbench
@@ -15,10 +15,15 @@ from attnbench.bench.models import ModelsBench
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import stored_settings
 from attnbench.comparison.execute import run
+from attnbench.evals.lib import solving
+from attnbench.evals.runners.prepare_probe import prepare_probe
+from attnbench.results import protocol
 from attnbench.results.identity import code_of, config_hash, hashed_options
+from attnbench.results.protocol import TEST_NAMES, protocol_id, protocol_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.training.prepare import prepare, reopen
+from attnbench.verdict.family import TESTS
 
 MIXER = '''
 from attnbench.mixers.linear import LinearAttention
@@ -33,7 +38,7 @@ class Mine(LinearAttention):
         return SCALE * mixed, *last
 '''
 SMALL = [
-    *("attn=mine", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32", "data=text"),
+    *("model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32", "data=text"),
     *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=4", "device=cpu", "logger=none", "match=none"),
 ]
 
@@ -108,16 +113,11 @@ def test_a_class_without_source_is_an_error(outside):
 
 
 def test_an_edited_mixer_is_trained_again(outside):
-    words = [
-        *SMALL,
-        f"data.path={outside / 'text.txt'}",
-        f"outputs_dir={outside / 'outputs'}",
-        "eval=[copy,perplexity]",
-    ]
+    words = words_of(outside / "text.txt", outside / "outputs", "attn=mine", "eval=[copy,perplexity]")
 
     def trained() -> set[Path]:
-        words_of = ["--config-dir", str(outside / "conf"), *words, *smoke_words("copy", "perplexity")]
-        code, _, said = run_here("train.py", *words_of, cwd=outside)
+        own = ["--config-dir", str(outside / "conf"), *words, *smoke_words("copy", "perplexity")]
+        code, _, said = run_here("train.py", *own, cwd=outside)
         assert code == 0, said
         runs, cells = (list((outside / "outputs").glob(place)) for place in ("*/mine-*", "*/cells/copy-mine-*"))
         assert len(runs) == len(cells)
@@ -135,11 +135,11 @@ def test_an_edited_mixer_is_trained_again(outside):
         assert (code == 0) == (folder == new), said
         assert expected in said
         # Nor is a text written, or scores laid beside, by other code than was trained.
-        for script, words_of in (
+        for script, more in (
             ("generate.py", ["prompt=a", "num_tokens=3", "device=cpu"]),
             ("export.py", [f"to={outside / f'exported-{folder.name}'}"]),
         ):
-            _, _, said = run_here(script, *given[:3], *words_of, cwd=outside)
+            _, _, said = run_here(script, *given[:3], *more, cwd=outside)
             assert ("was trained by another source of its mixer" in said) == (folder == old), said
 
 
@@ -160,6 +160,10 @@ def test_an_edited_mixer_is_benched_again(outside, monkeypatch):
     assert measured() == 3
 
 
+def words_of(text: Path, outputs: Path, *words: str) -> list[str]:
+    return [*SMALL, *words, f"data.path={text}", f"outputs_dir={outputs}"]
+
+
 @pytest.mark.parametrize(
     ("part", "moved"),
     [
@@ -169,10 +173,10 @@ def test_an_edited_mixer_is_benched_again(outside, monkeypatch):
         ("timing", set()),
     ],
 )
-def test_a_raised_version_moves_what_uses_that_part(part, moved, tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
-    words = [*SMALL[1:], "attn=linear", f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path}"]
-    settings = compose([*words, "eval=[copy,perplexity]", *smoke_words("copy", "perplexity")])
+def test_a_raised_version_moves_what_uses_that_part(part, moved, text, tmp_path, monkeypatch):
+    settings = compose(
+        words_of(text, tmp_path, "attn=linear", "eval=[copy,perplexity]", *smoke_words("copy", "perplexity"))
+    )
     before, version = hashes(settings), attnbench.NUMBERS_VERSION[part]
     monkeypatch.setitem(attnbench.NUMBERS_VERSION, part, version + 1)
     after = hashes(settings)
@@ -202,12 +206,9 @@ def test_a_choice_of_none_enters_no_identity_and_a_size_of_0_does():
     assert len({hashed(), hashed(output_gate="silu"), hashed(output_gate="sigmoid"), hashed(conv_size=0)}) == 4
 
 
-def test_a_run_whose_gate_was_stored_as_false_is_the_same_run(tmp_path):
-    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
-    words = [*SMALL[1:], "attn=softmax", f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path}", "eval=[]"]
-    before = torch.get_num_threads()
-    folder = run(compose(words))
-    torch.set_num_threads(before)
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_whose_gate_was_stored_as_false_is_the_same_run(text, tmp_path):
+    folder = run(compose(words_of(text, tmp_path, "attn=softmax", "eval=[]")))
     path = folder / "config.yaml"
     content = yaml.safe_load(path.read_text())
     del content["mixer"]["options"]["output_norm"]
@@ -218,12 +219,42 @@ def test_a_run_whose_gate_was_stored_as_false_is_the_same_run(tmp_path):
     assert reopen(folder, stored).config_hash == folder.name.rpartition("-")[2]
 
 
-def test_a_run_of_another_version_is_not_evaluated_as_one_of_this(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("the cat sees a green tree and sleeps. " * 60)
-    words = [*SMALL[1:], "attn=linear", f"data.path={tmp_path / 'text.txt'}", f"outputs_dir={tmp_path}", "eval=[]"]
-    before = torch.get_num_threads()
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_of_another_version_is_not_evaluated_as_one_of_this(text, tmp_path, monkeypatch):
+    words = words_of(text, tmp_path, "attn=linear", "eval=[]")
     folder = run(compose(words))
-    torch.set_num_threads(before)
     monkeypatch.setitem(attnbench.NUMBERS_VERSION, "mixers", attnbench.NUMBERS_VERSION["mixers"] + 1)
     with pytest.raises(UserError, match="was trained by another version of attnbench"):
         reopen(folder, compose(words))
+
+
+def one_job(folder, **changed):
+    settings = probe_settings(folder, **changed)
+    _, [job, *_] = prepare_probe(settings, settings.evaluations[0])
+    return job
+
+
+@pytest.mark.parametrize("rule", ["a margin", "the error", "the stop rule"])
+def test_a_rule_that_changes_is_another_protocol_of_the_same_cell(rule, tmp_path, monkeypatch):
+    before = one_job(tmp_path)
+    then = (before.config_hash, protocol_id(before.protocol()))
+    after = one_job(tmp_path)
+    if rule == "a margin":
+        after.primary = replace(after.primary, margin=0.02)
+    elif rule == "the error":
+        monkeypatch.setattr(protocol, "SIGNIFICANCE", 0.1)
+    else:
+        monkeypatch.setattr(solving, "STOP_RULE", {**solving.STOP_RULE, "mastered": 0.98})
+    now = (after.config_hash, protocol_id(after.protocol()))
+    assert now[0] == then[0]
+    assert now[1] != then[1]
+
+
+def test_fixed_steps_have_no_stop_rule(tmp_path):
+    assert one_job(tmp_path).protocol()["stop"] == solving.STOP_RULE
+    assert one_job(tmp_path, copy_fixed_steps=True).protocol()["stop"] is None
+    assert protocol_of(None)["primary"] is None
+
+
+def test_the_tests_are_those_that_the_rules_name():
+    assert {kind: test.name for kind, test in TESTS.items()} == TEST_NAMES

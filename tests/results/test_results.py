@@ -144,7 +144,6 @@ def test_csv_has_the_columns_of_the_specification_in_order(results, tmp_path):
     first, last = dict(zip(header, rows[0], strict=True)), dict(zip(header, rows[2], strict=True))
     assert json.loads(first["settings"]) == {"split": "test"}
     assert (first["value"], last["value"], last["status"]) == ("3.5", "", "not_reached")
-    # What a terminal would obey is spelled out.
     assert last["reason"] == "\\x1b[2J × 1500"
     assert list((tmp_path / "report").iterdir()) == [tmp_path / "report" / "results.csv"]
 

@@ -16,13 +16,13 @@ from attnbench.settings.hybrid import backends_of, classes_of, layers_of, parts_
 from attnbench.settings.schema import MixerSettings
 
 TINY = ("experiment=demo", "model=tiny", "device=cpu", "logger=none", "model.num_layers=4", "seq_len=64")
+HOW: dict[str, Any] = {"device_type": "cpu", "precision": "float32", "seq_len": 64, "vocabulary_size": 30}
 WORDS = ("attn=hybrid", "attn.layers=[gated_deltanet*3,window]", "attn.options.window.window=16")
 
 
-def matched(*words: str, **how) -> Any:
-    settings = compose([*TINY, *WORDS, *words])
-    how = {"match": "params", "seq_len": 64, "vocabulary_size": 30, **how}
-    return match_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32", **how)
+def matched(match: str = "params") -> Any:
+    settings = compose([*TINY, *WORDS])
+    return match_mixer(settings.mixer, settings.model, match=match, **HOW)
 
 
 def test_a_pattern_is_repeated_over_the_depth() -> None:
@@ -63,28 +63,15 @@ def test_is_matched_and_counted_layer_by_layer() -> None:
     assert [type(block.mixer).__name__ for block in model.layers] == ["GatedDeltaNet"] * 3 + ["Window"]
     assert found.parameters == model.num_parameters()
     assert abs(found.parameters / found.reference_parameters - 1) <= 0.01
-    alone: list[Any] = [
-        match_mixer(
-            part,
-            replace_layers(1),
-            device_type="cpu",
-            precision="float32",
-            match="none",
-            seq_len=64,
-            vocabulary_size=30,
-        ).state_bytes
-        for part in parts_of(compose([*TINY, *WORDS]).mixer).values()
-    ]
-    assert found.state_bytes == 3 * alone[0] + alone[1]
+    one_layer = compose([*TINY, "model.num_layers=1"]).model
+    parts = parts_of(compose([*TINY, *WORDS]).mixer).values()
+    delta, window = (match_mixer(part, one_layer, match="none", **HOW).state_bytes for part in parts)
+    assert found.state_bytes == 3 * delta + window
     by_state = matched(match="state")
     # A window of 16 has the bytes of a memory of 32 × 32 a head: nothing need be changed.
     assert by_state.mixers == found.mixers
     assert by_state.state_mismatch == 0
     assert classes_of(found.mixers) == "GatedDeltaNet+Window"
-
-
-def replace_layers(num_layers: int):
-    return compose([*TINY, f"model.num_layers={num_layers}"]).model
 
 
 def test_decodes_and_is_stored_with_a_mixer_a_layer(tmp_path) -> None:
@@ -98,15 +85,8 @@ def test_decodes_and_is_stored_with_a_mixer_a_layer(tmp_path) -> None:
     for position in range(30, 40):
         logits, state = model.step(tokens[:, position], state)
         assert torch.allclose(logits, expected[:, position], atol=1e-9)
-    record = ModelRecord(
-        mixers=found.mixers,
-        model=found.model,
-        vocabulary=["a"],
-        vocabulary_size=30,
-        corpus="",
-        seq_len=64,
-        precision="float32",
-    )
+    sizes: dict[str, Any] = {"vocabulary_size": 30, "corpus": "", "seq_len": 64, "precision": "float32"}
+    record = ModelRecord(mixers=found.mixers, model=found.model, vocabulary=["a"], **sizes)
     write_files(tmp_path, model.float(), record, {})
     again, stored = load_model(tmp_path)
     assert stored.mixers == found.mixers
@@ -168,12 +148,4 @@ def test_a_cache_among_its_layers_has_no_state_to_match() -> None:
     resolved = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
     assert list(parts_of(resolved)) == ["gated_deltanet", "softmax"]
     with pytest.raises(UserError, match="match=state: the state of softmax grows"):
-        match_mixer(
-            settings.mixer,
-            settings.model,
-            device_type="cpu",
-            precision="float32",
-            match="state",
-            seq_len=64,
-            vocabulary_size=30,
-        )
+        match_mixer(settings.mixer, settings.model, match="state", **HOW)

@@ -2,6 +2,9 @@
 
 import pytest
 import yaml
+from mixer_table import PAGE, listed, mixer_table, range_of
+from pages import read
+from torch import tensor
 from write_yamls import as_yaml, yamls
 
 from attnbench.settings.errors import UserError
@@ -72,3 +75,14 @@ def test_a_value_that_breaks_its_rule_is_named(options, words, monkeypatch):
     monkeypatch.setattr("attnbench.settings.registry.resolve", lambda target, base: base)
     with pytest.raises(UserError, match=words):
         build("x.Shape", options, Shape, group="eval.x")
+
+
+def test_the_page_has_the_table_of_the_classes_and_yamls():
+    table = mixer_table(*listed())
+    assert table in read(PAGE), "python tools/mixer_table.py puts the present one there"
+    assert len(table.splitlines()) >= 22
+
+
+def test_half_lives_are_shown_from_the_shortest_to_the_longest():
+    assert range_of(tensor([692.8, 1.38, 20.0])) == "1.4 to 693"
+    assert range_of(tensor([22.0, 22.2])) == "22"

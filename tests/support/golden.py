@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
-from mixer_building import mixer_names
 from probe_settings import smoke_words
-from small import bench_words, comparison_settings
+from small import MIXERS, bench_words, comparison_settings
 
 from attnbench.bench.run import run_bench
 from attnbench.cli.compose import CONF, compose, compose_mixers
@@ -70,7 +69,6 @@ def text() -> str:
 
 
 def measure(folder: Path, parts: Iterable[str] = PARTS) -> dict[str, list[dict[str, Any]]]:
-    """Measure golden rows; results are left in the folder."""
     (folder / "text.txt").write_text(text(), encoding="utf-8")
     measures = {"training": _training, "probe": _probe, "plan": _plan, "bench": _bench, "mixers": _mixers}
     before = torch.get_num_threads()
@@ -83,7 +81,6 @@ def measure(folder: Path, parts: Iterable[str] = PARTS) -> dict[str, list[dict[s
 
 
 def _training(folder: Path) -> Iterator[dict[str, Any]]:
-    """Rows and log of a language model with a feed-forward, matched, validated and scored."""
     words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'training'}", "attn=gated_deltanet"]
     trained = run(compose([*words, "eval=[perplexity]", *smoke_words("perplexity", **BATCHES)]))
     yield from _rows(trained)
@@ -98,7 +95,6 @@ def _probe(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plan(folder: Path) -> Iterator[dict[str, Any]]:
-    """Two variants with a search of the rate, two seeds, and a model each."""
     plan = PlanSettings(
         name="golden",
         overrides=[
@@ -136,7 +132,7 @@ def _bench(folder: Path) -> Iterator[dict[str, Any]]:
 def _mixers(folder: Path) -> Iterator[dict[str, Any]]:
     """Folder, with its hash, and losses of a short training of each mixer and of a hybrid."""
     hybrid = ["attn=hybrid", "attn.layers=[gated_deltanet,window]", "attn.options.window.window=8"]
-    for attention in [*([f"attn={name}"] for name in mixer_names()), hybrid]:
+    for attention in [*([f"attn={name}"] for name in MIXERS), hybrid]:
         # Most have more parameters at this width than can be matched.
         words = [*MODEL, f"data.path={folder / 'text.txt'}", f"outputs_dir={folder / 'mixers'}", "match=none"]
         trained = run(compose([*words, "model.num_layers=2", *attention]))

@@ -17,13 +17,13 @@ interpreted = pytest.mark.skipif(DEVICE == "cuda", reason="of mixers on the CPU,
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """The same numbers on every device, rounded to `dtype`."""
+    """Draw numbers that are equal on every device, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = "", *, smallest: float = 0.0) -> None:
-    """|actual - expected| <= tolerance × |expected|, by their norms, where |expected| counts as at least `smallest`."""
+    """Hold that |actual - expected| <= tolerance × max(|expected|, smallest), by their norms."""
     assert actual.shape == expected.shape, what
     assert actual.isfinite().all(), what
     error = (actual.detach().double() - expected.double()).norm()
@@ -41,7 +41,7 @@ def assert_definition(
 ) -> None:
     """Hold an operator's outputs, and its gradients under a random weighting of them, against a definition in float64.
 
-    `gradient_parts`: compare so many equal parts of a gradient's last axis apart.
+    `gradient_parts`: number of equal parts of a gradient's last axis, each compared by itself.
     """
     wide = [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
     actual, expected = (y if isinstance(y, tuple) else (y,) for y in (operator(*tensors), definition(*wide)))
@@ -105,8 +105,10 @@ def assert_same_bits(operator: Callable[[], Sequence[Tensor]], tensors: Sequence
 
 
 def patch_language_once() -> None:
-    """Triton's interpreter puts its own functions in the place of triton.language's at each call of a function within
-    a kernel, again and again, which is a third of its time: from here on only where they are not in place."""
+    """Let Triton's interpreter replace the functions of triton.language only where they are not replaced yet.
+
+    It does so at each call of a function within a kernel, which takes a third of its time.
+    """
     from triton.runtime import interpreter
 
     language, patch = interpreter.tl, interpreter._patch_lang

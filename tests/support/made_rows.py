@@ -20,7 +20,7 @@ def row(
     of=None,
     **identity,
 ):
-    """A row; without a value it ran out of memory. `of`: other fields of the measurement."""
+    """Make a row; without a value it ran out of memory. `of`: further fields of the measurement."""
     missing = {"status": "out_of_memory", "reason": "needs 90 GiB"} if value is None else {}
     measurement = Measurement(
         metric=metric,
@@ -33,12 +33,10 @@ def row(
 
 
 def rows_of(variant, *values, **others):
-    """A row for each value, of seeds 0, 1, ..."""
     return [row(variant, seed, value=value, **others) for seed, value in enumerate(values)]
 
 
 def inputs_of(rows, variants, **protocol):
-    """Inputs of a report on a comparison of `variants` that left these rows."""
     given = {"plan": "made", "command": "", "rank": [], "reference": None, "files": None, **protocol}
     known = Protocol(variants=list(variants), **given)
     return Inputs(rows=list(rows), control=[], protocol=known, environments={}, folders={})

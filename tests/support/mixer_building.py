@@ -24,20 +24,14 @@ DIM, HEAD_WIDTH = 64, 32
 CASE = Case(name="", head_width=HEAD_WIDTH)
 
 
-def mixer_names() -> list[str]:
-    """The yamls that are a mixer as they stand, with nothing that must be given."""
-    return sorted(path.stem for path in CONF.glob("*.yaml") if ": ???" not in path.read_text(encoding="utf-8"))
-
-
 def read(name: str) -> tuple[type[Mixer], dict[str, Any]]:
-    """The class that a yaml of conf/attn names, and its options."""
     options = deepcopy(_content(name))
     module, _, class_name = options.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), class_name), options
 
 
 def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
-    """Words on what breaks a promise, or none; whatever building or running the mixer raises breaks it."""
+    """Return what breaks a promise, or an empty text; an error of building or running the mixer breaks it."""
     try:
         return promise.check(build(), case)
     except Exception as error:
@@ -46,12 +40,11 @@ def breach(promise: Promise, build: Callable[[], Mixer], case: Case) -> str:
 
 @cache
 def _content(name: str) -> dict[str, Any]:
-    """Parsing a yaml takes as long as most of what is then asked of the mixer."""
+    """Parsing a yaml takes as long as most checks of its mixer."""
     return yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def backend(name: str, **changes: Any) -> str:
-    """Return the backend that `build` chooses."""
     mixer_class, options = read(name)
     return mixer_class.choose_backend(options | changes, device_type="cpu", precision="float32")
 
@@ -67,7 +60,7 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> M
     mixer.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in mixer.parameters():
-            # What init_weights forgets shows.
+            # A parameter that init_weights forgets shows as NaN.
             parameter.fill_(torch.nan)
     for path, module in mixer.named_modules():
         if hasattr(module, "init_weights"):
@@ -90,13 +83,12 @@ def half_lives(mixer: Mixer, dim: int) -> Tensor | None:
 
 
 def example_input(batch_size: int, length: int, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Wide enough that the small initial weights leave the linear range of gates and feature maps."""
+    """Draw inputs so wide that small initial weights leave the linear range of gates and feature maps."""
     generator = torch.Generator().manual_seed(seed)
     return 5 * torch.randn(batch_size, length, DIM, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = "") -> None:
-    """The largest difference is within `tolerance` of the largest entry."""
     assert actual.shape == expected.shape, what
     difference = (actual.double() - expected.double()).abs().max()
     scale = expected.double().abs().max()
@@ -116,7 +108,6 @@ def check_against_definition(mixer: Mixer, length: int) -> None:
 
 
 def check_compiles_and_stacks(mixer: Mixer) -> None:
-    """Compile a mixer as one graph and stack it under vmap: outputs and gradients stay those of the mixer."""
     x, parameters = example_input(2, 20), dict(mixer.named_parameters())
     torch.compiler.reset()
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)

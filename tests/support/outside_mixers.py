@@ -123,23 +123,17 @@ class ReturnsNoState(SeparateProjections):
 
 
 class LosesAPosition(SeparateProjections):
-    """Its output is one position shorter."""
-
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         mixed_BTD, state = super().forward(x_BTD, state)
         return mixed_BTD[:, 1:], state
 
 
 class StepsWithoutState(SeparateProjections):
-    """A step that returns y alone."""
-
     def step(self, x_BD: Tensor, state: DeltaState) -> Any:
         return super().step(x_BD, state)[0]
 
 
 class ForgetsAWeight(SeparateProjections):
-    """A parameter that nothing gives a value."""
-
     def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
         super().__init__(dim=dim, head_width=head_width, backend=backend)
         self.scale = torch.nn.Parameter(torch.empty(dim))
@@ -153,8 +147,6 @@ class ForgetsAWeight(SeparateProjections):
 
 
 class BeginsAtZero(ForgetsAWeight):
-    """A gate that begins closed."""
-
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
         torch.nn.init.zeros_(self.scale)
 
@@ -167,8 +159,6 @@ class SeesAheadBehindZero(BeginsAtZero):
 
 
 class DropsAtRandom(SeparateProjections):
-    """Dropout of its own."""
-
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         return super().forward(F.dropout(x_BTD, 0.5), state)
 
@@ -225,8 +215,6 @@ class StepsDecayTwice(SeparateProjections):
 
 
 class OnePercentOff(SeparateProjections):
-    """A forward pass 1 % above its definition."""
-
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         mixed_BTD, state = super().forward(x_BTD, state)
         return 1.01 * mixed_BTD, state
@@ -240,12 +228,6 @@ class DecaysOfNoPosition(SeparateProjections):
 class GrowsByItsDecay(SeparateProjections):
     def log_decay(self, x_BTD: Tensor) -> Tensor:
         return torch.full((*x_BTD.shape[:2], self.num_heads), 1 / self.decay).log()
-
-
-class KeepsATensor(SeparateProjections):
-    def __init__(self, *, dim: int, head_width: int, backend: str = "auto") -> None:
-        super().__init__(dim=dim, head_width=head_width, backend=backend)
-        self.ages = torch.arange(4)
 
 
 class TakesNoBackend(SeparateProjections):
@@ -315,8 +297,6 @@ class TrainsLess(SeparateProjections):
 
 
 class HandsOnAnother(SeparateProjections):
-    """The state that comes out is a new one."""
-
     def forward(self, x_BTD: Tensor, state: DeltaState | None = None) -> tuple[Tensor, DeltaState | None]:
         mixed_BTD, state = super().forward(x_BTD, state)
         return mixed_BTD, state if state is None else DeltaState(state.memory_BHKV.clone())

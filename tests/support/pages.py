@@ -14,12 +14,10 @@ def read(page: str) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Fenced code of one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[str]:
-    """Command lines of all pages, each once."""
     shown = "".join(block for page in PAGES for block in blocks(page, "bash"))
     lines = (line.partition("#")[0].strip() for line in shown.splitlines())
     return list(dict.fromkeys(line for line in lines if line))
@@ -31,7 +29,6 @@ def files(page: str) -> dict[str, str]:
 
 
 def write_files(folder: Path, *pages: str) -> None:
-    """Write the files that pages show into a user's folder."""
     for name, content in (item for page in pages for item in files(page).items()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")

@@ -20,17 +20,15 @@ BATTERY: list[str] = sorted(yaml.safe_load((CONF / "eval" / "battery.yaml").read
 
 
 def evaluation_class(name: str) -> type[Evaluation]:
-    """Class that an evaluation's yaml of conf/eval names."""
     return resolve(yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text())["_target_"], Evaluation)
 
 
 def smoke(name: str) -> dict[str, Any]:
-    """Settings of an evaluation that finish in a second."""
     return evaluation_class(name).smoke
 
 
 def smoke_words(*names: str, **changed: Any) -> list[str]:
-    """Overrides to these evaluations' smoke settings, with some of them changed: copy_num_steps=20."""
+    """Return overrides to the smoke settings of evaluations, some changed, as by copy_num_steps=20."""
     given = {f"{name}_{key}": (f"eval.{name}.{key}", value) for name in names for key, value in smoke(name).items()}
     for word, value in changed.items():
         owner = next(name for name in EVALUATIONS if word.startswith(f"{name}_"))
@@ -39,7 +37,6 @@ def smoke_words(*names: str, **changed: Any) -> list[str]:
 
 
 def probe_settings(outputs: Path, *overrides: str, attn: str = "softmax", name: str = "copy", **changed) -> RunSettings:
-    """A run with one probe at its smoke settings, on a CPU."""
     return compose_once([*probe_words(outputs, [name], **changed), f"attn={attn}", *overrides])
 
 

@@ -26,7 +26,6 @@ def write_text(path: Path, seed: int) -> None:
 
 
 def words(folder: Path, *overrides: str, outputs: str = "outputs") -> list[str]:
-    """A command line that trains on the folder's text."""
     return [*SETTINGS, f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / outputs}", *overrides]
 
 
@@ -35,7 +34,7 @@ def command(*overrides: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    # One thread: sums of another order have other last digits.
+    # With one thread sums have one order, and equal last digits.
     return {**python_path(ROOT), "OMP_NUM_THREADS": "1"}
 
 
@@ -44,7 +43,6 @@ def call(*overrides: str) -> subprocess.CompletedProcess[str]:
 
 
 def launched(monkeypatch, main, overrides: Sequence[str], summarise=None) -> object:
-    """The exit code of a script whose `main` this is."""
     monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     logger = logging.getLogger("attnbench")

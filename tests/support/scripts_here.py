@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_here(program: str, *words: str, cwd: Path = ROOT) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a program in the folder `cwd`.
+    """Run a program in the folder `cwd`; return its exit code, standard output and standard error.
 
     Args:
         program: a file of scripts/, or a subcommand of attnbench.

@@ -20,7 +20,6 @@ LIMITED = "limited"
 
 
 def why_not() -> str | None:
-    """The reason why no cluster can be started here, or None."""
     if os.getuid() != 0:
         return "a cluster of one machine is started by root"
     missing = [name for name in NEEDED if shutil.which(name) is None]
@@ -28,7 +27,6 @@ def why_not() -> str | None:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -37,7 +35,6 @@ def free_ports(number: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Ask until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not come: {what}"
@@ -80,19 +77,15 @@ class Cluster:
         return process
 
     def succeeds(self, *command: str) -> bool:
-        """Run a command of Slurm's."""
         return subprocess.run(command, env=self.environment, capture_output=True).returncode == 0
 
     def says(self, *command: str) -> str:
-        """Output of a command of Slurm's."""
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
 
     def wait_for_nodes(self) -> None:
-        """Wait until both nodes may be used."""
         wait_until(lambda: self.says("sinfo", "-h", "-p", "cpu", "-o", "%T").split() == ["idle"], "two idle nodes")
 
     def start_controller(self) -> None:
-        """Start slurmctld and wait for its answers."""
         self.controller = self.daemon("ctld", "slurmctld", "-D")
         wait_until(lambda: self.succeeds("scontrol", "ping"), "slurmctld")
 

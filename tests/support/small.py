@@ -40,9 +40,9 @@ from attnbench.training.checkpoint import TrainState
 from attnbench.training.step import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text(encoding="utf-8"))
-"""The yamls that are a mixer as they stand, with nothing that must be given."""
+"""Yamls of conf/attn that need no further setting."""
 OPERATORS = ("fox", "gated_deltanet", "kda", "linear", "mlstm", "simple_gla", "softmax")
-"""A mixer for each operator of ops/ that mixes."""
+"""One mixer for each mixing operator of ops/."""
 PROFILED = sorted(yaml.safe_load((CONF / "bench" / "profile.yaml").read_text(encoding="utf-8"))["mixers"])
 """Mixers of conf/bench/profile.yaml."""
 BENCHES = sorted(path.stem for path in (CONF / "bench").glob("*.yaml"))
@@ -53,20 +53,19 @@ TINY_RUN = [
     *("match=none", "data=text"),
     *("train.num_epochs=null", "train.num_steps=2", "train.batch_size=2", "train.warmup_steps=1", "seq_len=16"),
 ]
-"""A language model in a second, of a text that data.path names."""
+"""Words of a language model that trains in a second on the text of data.path."""
 PATHS = ("outputs_dir=", "data.path=")
 VOCABULARY = [*"abcdefgh\n", "\N{REPLACEMENT CHARACTER}"]
 SEQ_LEN = 16
 
 
 def one_an_operator(names: Sequence[str] = MIXERS) -> list[Any]:
-    """Parameters of a test that takes long and is of code that mixers share: all but OPERATORS are slow."""
+    """Return names as parameters of a test of code that mixers share: all but OPERATORS are marked slow."""
     return [name if name in OPERATORS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 class WeightReads(TorchDispatchMode):
-    """Inside, the names of the operators that are given a matrix of weights itself, and no copy of it: the `weight` of
-    any module of a model."""
+    """Collect the names of operators that read a weight matrix of a model itself, not a copy of it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class WeightReads(TorchDispatchMode):
         self.weights = {id(tensor) for name, tensor in model.named_parameters() if f".{name}".endswith(".weight")}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        # A view of a parameter, as the transpose that a product takes, is none that was cast.
+        # A view of a parameter, such as its transpose, is the parameter itself.
         given = [x._base if isinstance(x, torch.Tensor) and x._is_view() else x for x in tree_leaves((args, kwargs))]
         if any(id(x) in self.weights and x.dim() > 1 for x in given):
             self.operators.add(str(function))
@@ -82,15 +81,15 @@ class WeightReads(TorchDispatchMode):
 
 
 def python_path(*folders: Path) -> dict[str, str]:
-    """The environment of a child process that finds these folders first, and whatever this one finds."""
+    """Return the environment of a child process with these folders first on its path."""
     inherited = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
 def compose_once(words: Sequence[str], config_dir: Path | None = None) -> RunSettings:
-    """`compose`, but Hydra reads each command line once: it takes as long for one as a small model for its training.
+    """Compose a command line, and keep what Hydra made of it: Hydra takes as long as training a small model.
 
-    Where outputs and text lie makes no difference to Hydra, and is put in afterwards.
+    The folders of outputs and text are set afterwards, so that they do not enter the cache.
     """
     paths = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith(PATHS)}
     named = [f"{name}=somewhere" for name in paths]
@@ -106,7 +105,7 @@ def _composed(words: tuple[str, ...], config_dir: Path | None) -> RunSettings:
 
 
 def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_: object) -> Iterator[Outcome]:
-    """Stand in for `run_in_processes`: workers would each import everything, and are tested elsewhere."""
+    """Stand in for `run_in_processes`, whose workers each import everything."""
     waiting = items if isinstance(items, deque) else deque(items)
     while waiting:
         item, error = waiting.popleft(), None
@@ -118,7 +117,6 @@ def in_this_process(function: Callable[[Any], object], items: Iterable[Any], **_
 
 
 def identity_of(**changed: Any) -> Identity:
-    """Columns of a row of a softmax model."""
     of_softmax = Identity(
         experiment="demo",
         run="softmax-tiny-T256-seed0-1a2b3c4d",
@@ -142,7 +140,7 @@ def identity_of(**changed: Any) -> Identity:
 
 
 def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> ComparisonSettings:
-    """Settings of compare.py for a plan: no report, no other machine's cells."""
+    """Return settings of a comparison without a report and without imported cells."""
     settings = ComparisonSettings(
         plan=plan,
         logger=LoggerSettings(mode="none"),
@@ -157,21 +155,25 @@ def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> Co
     return replace(settings, **changed)
 
 
+def bench_class(name: str) -> type[Bench]:
+    """The class that a yaml of conf/bench names."""
+    return resolve(yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text(encoding="utf-8"))["_target_"], Bench)
+
+
 def bench_words(name: str) -> list[str]:
-    """The smoke settings of a yaml of conf/bench, as a command line has them."""
-    target = yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text(encoding="utf-8"))["_target_"]
-    return [f"bench.{option}={json.dumps(value)}" for option, value in resolve(target, Bench).smoke.items()]
+    """The smoke settings of a bench, as a command line has them."""
+    return [f"bench.{option}={json.dumps(value)}" for option, value in bench_class(name).smoke.items()]
 
 
 def from_yaml(name: str, **options: object) -> MixerSettings:
-    """The yaml of conf/attn, with other options, as a command reads it: auto stays auto."""
+    """Read a yaml of conf/attn with changed options, as a command does: auto stays auto."""
     content = yaml.safe_load((CONF / "attn" / f"{name}.yaml").read_text(encoding="utf-8"))
     target = content.pop("_target_")
     return MixerSettings(name=name, target=target, options={**content, **options})
 
 
 def mixer_settings(name: str, **options: object) -> MixerSettings:
-    """The same, resolved for a CPU."""
+    """Return the same settings, resolved for a CPU."""
     return resolve_mixer(from_yaml(name, **options), MODEL, device_type="cpu", precision="float32")
 
 
@@ -196,7 +198,7 @@ def fresh_state(name: str = "softmax", seed: int = 0) -> TrainState:
 
 
 def rewrite_checkpoint(folder: Path, name: str, content: bytes) -> None:
-    """Replace a file and its checksum, as someone would who wants the checkpoint to be believed."""
+    """Replace a file and its checksum, so that the checkpoint looks intact."""
     (folder / name).write_bytes(content)
     state = json.loads((folder / "state.json").read_text())
     state["sha256"][name] = hashlib.sha256(content).hexdigest()
@@ -204,7 +206,6 @@ def rewrite_checkpoint(folder: Path, name: str, content: bytes) -> None:
 
 
 def numbers_of(state: TrainState) -> dict[str, Tensor]:
-    """Copies of everything that an update may change."""
     kinds = {"weight": dict(state.model.named_parameters()), "count": state.update_count}
     kinds |= {"first": state.first_moment, "second": state.second_moment}
     return {f"{kind}/{name}": x.detach().clone() for kind, tensors in kinds.items() for name, x in tensors.items()}
@@ -216,19 +217,19 @@ def assert_equal_numbers(first: dict[str, Tensor], second: dict[str, Tensor]) ->
 
 
 def batch_of(step: int) -> Batch:
-    """The batch of a step, of a text that a model can learn something from."""
+    """Return the batch of a step, of a text that a model can learn from."""
     tokens_N = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
     return Batch(*Batches(tokens_N, SEQ_LEN, TRAIN.batch_size, 0, "cpu").train_batch(step))
 
 
 def run_small(folder: Path) -> list[str]:
-    """Words that make a line of train.py take a second; they stand last, and so win over what it says."""
+    """Return words that, behind a command of train.py, make it take a second."""
     return [*TINY_RUN, f"data.path={folder / 'my_text.txt'}", f"outputs_dir={folder}", "logger=none", "device=cpu"]
 
 
 def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Have torch.compile trace and not compile, whole functions alone; returns the graphs, as they come."""
-    # Here: it loads the compiler.
+    """Make torch.compile only trace whole functions; return the list that collects their graphs."""
+    # This import loads the compiler.
     from torch._dynamo.backends.debugging import aot_eager
 
     graphs = []

@@ -61,7 +61,6 @@ class Reference(NamedTuple):
 
 
 def references(package: Path) -> list[Reference]:
-    """All dotted names in docstrings, those of attributes too."""
     found = [
         Reference(path.relative_to(package).as_posix(), node.lineno, name)
         for path in sorted(package.rglob("*.py"))

@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from mixer_building import mixer_names, read
+from mixer_building import read
 from safetensors.torch import save_file
-from small import TRAIN, VOCABULARY, batch_of, mixer_settings
+from small import MIXERS, TRAIN, VOCABULARY, batch_of, mixer_settings
 
 from attnbench.model.building import build_model
 from attnbench.settings.schema import ModelSettings
@@ -23,7 +23,6 @@ WAYS = {"compiled": "bfloat16", "plain": "float32"}
 
 
 def trained(name: str, way: str, device: str) -> tuple[TrainState, list[float]]:
-    """A model after NUM_STEPS, and the loss of each."""
     precision, is_compiled = WAYS[way], way == "compiled"
     mixers = [mixer_settings(name)] * SETTINGS.num_layers
     for mixer in mixers:
@@ -51,7 +50,7 @@ def trained(name: str, way: str, device: str) -> tuple[TrainState, list[float]]:
 def main() -> None:
     """Leaves <mixer>-<way>.safetensors and .json in the folder."""
     device, folder = sys.argv[1], Path(sys.argv[2])
-    for name in mixer_names():
+    for name in MIXERS:
         for way in WAYS if device == "cuda" else ["plain"]:
             state, losses = trained(name, way, device)
             weights = {key: tensor.detach().cpu().contiguous() for key, tensor in state.model.named_parameters()}

@@ -12,7 +12,6 @@ from attnbench.settings.registry import resolve
 
 
 def act(item: tuple[str, str]) -> None:
-    """Do what a test wants: (action, a folder or a number)."""
     what, where = item
     if what == "mark":
         (Path(where) / f"{os.getpid()}-{time.monotonic_ns()}").touch()

@@ -31,7 +31,6 @@ def made(variant: str, metric: str, value: float, settings: dict) -> ResultRow:
 
 
 def points(*rows: list[ResultRow]):
-    """Variant, accuracy and bytes of every score, a list a setting."""
     found = priced(figures([it for group in rows for it in group]), "recall", RECALL)
     return [[(it.score.variant, it.value, it.price) for it in group] for group in found]
 
@@ -99,7 +98,6 @@ def test_the_frontier_has_the_accuracies_that_are_worth_their_cost(scores, kept)
     (group,) = priced(figures([it for each in scores for it in scored(*each)]), "recall", RECALL)
     found = frontier(group, RECALL)
     assert [point.score.variant for point in found] == kept
-    # As the answer says of all others.
     for point in group:
         no_dearer = [it.value for it in found if it.price <= point.price]
         assert point.value <= max([CHANCE, *no_dearer]) + RECALL.margin + 1e-9

@@ -64,7 +64,6 @@ def test_ten_seeds_at_one_and_ten_at_chance_are_better_in_the_family_of_a_compar
         pytest.approx(9 / 512),
     )
     assert verdict.low > 0.9
-    # With two exceptions it is not, and the seeds that it would take are named.
     with_two = one(pair([*solved[:8], -0.01, -0.02]), *rest)
     assert with_two.outcome == "undecided"
     assert 10 < with_two.seeds_needed <= 20

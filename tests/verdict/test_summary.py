@@ -73,7 +73,6 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
     assert Entry(figure=figure).text == "0.470 (1 at chance of 2 seeds)"
-    # As it stands in the answer's sentences.
     assert words.outcome(figure) == "0.5 (1 at chance of 2 seeds)"
     assert words.outcome(one(rows_of("softmax", 0.5, None, 0.7))) == "0.6 (2 of 3 seeds)"
 
@@ -167,7 +166,6 @@ def test_the_summary_shows_speed_at_the_longest_length_that_all_can_do():
     shown = summary(figures(rows), [])
     assert headers(shown) == ["token/s at 512"]
     assert texts(shown) == {"softmax": ["800,000"], "linear": ["700,000"]}
-    # Where nobody can do any, the status itself is the answer.
     shown = summary(figures([speed("softmax", 256, None), speed("softmax", 512, None)]), [])
     assert texts(shown) == {"softmax": ["out of memory"]}
 

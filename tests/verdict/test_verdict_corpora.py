@@ -16,7 +16,6 @@ from attnbench.verdict.ranking import Verdict, judge
 
 
 def verdicts(differences: dict[str, list[float]], primary=NATS, **others: Any) -> list[Verdict]:
-    """Verdicts on one pair, by corpus."""
     given: dict[str, Any] = {"primary": primary, "settings": {}, "first": "linear", "second": "softmax", **others}
     return judge(
         [

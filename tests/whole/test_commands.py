@@ -81,7 +81,6 @@ def of_command(program: str) -> pytest.MarkDecorator:
 
 
 def words_of(command: str) -> list[str]:
-    """Words behind the name of a subcommand or of a script."""
     return shlex.split(re.split(r"attnbench \w+|scripts/\w+\.py", command, maxsplit=1)[1])
 
 
@@ -108,7 +107,6 @@ def folder(tmp_path_factory):
 
 
 def call(folder: Path, program: str, *words: str) -> str:
-    """Run a subcommand or a script in the folder, without an error; return what it printed."""
     code, output, errors = run_here(program, *words, cwd=folder)
     assert code == 0, output + errors
     assert "Traceback" not in errors
@@ -117,7 +115,6 @@ def call(folder: Path, program: str, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(folder) -> Path:
-    """A run, under the name that pages have for one."""
     call(folder, "train", "attn=softmax", "eval=[]", *TRAINING)
     (run,) = (folder / "outputs" / "default").glob("softmax-*")
     (folder / "outputs" / "default" / "RUN").symlink_to(run)
@@ -125,7 +122,6 @@ def trained(folder) -> Path:
 
 
 def plan_words(words: Sequence[str] = ("plan=demo",)) -> list[str]:
-    """Words that make a plan of conf/plan small."""
     overrides = ["experiment=demo", *TINY_RUN, *smoke_words("recall"), "data.path=my_text.txt"]
     plan = {
         "overrides": overrides,
@@ -146,7 +142,6 @@ def plan_words(words: Sequence[str] = ("plan=demo",)) -> list[str]:
 
 @pytest.fixture(scope="module")
 def compared(folder) -> None:
-    """A comparison for attnbench report, export= and import=."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "run_in_processes", in_this_process)
         said = call(folder, "compare", "plan=demo", *plan_words())

@@ -79,8 +79,6 @@ def test_nothing_unpickles(root):
 
 
 class MakesAFolder:
-    """Unpickled it makes a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -1,11 +1,13 @@
 """Tests ask nothing of the network: whoever tries fails, in the tests' process and in those that it starts."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import TRIED
 
+TRIED = Path(os.environ["ATTNBENCH_TRIED"])
 ELSEWHERE = "192.0.2.1"
 """An address that nobody has (RFC 5737)."""
 CONNECTS = f"import socket; socket.create_connection(('{ELSEWHERE}', 80), timeout=1)"

@@ -15,7 +15,7 @@ ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
 
 ADDED = {"fading": "attn", "fades": "attn", "echo": "eval", "norm": "bench"}
 HELD_BY = [
-    *("mixers/test_mixers.py", "mixers/test_table.py", "mixers/test_around.py", "model/test_model.py"),
+    *("mixers/test_mixers.py", "model/test_model.py"),
     *("evals/test_evals.py", "bench/test_bench.py", "comparison/test_plans.py", "settings/test_recipes.py"),
     *("whole/test_readme.py", "whole/test_structure.py", "settings/test_config.py", "settings/test_options.py"),
 ]

@@ -35,7 +35,6 @@ def value(page: str, variant: str, metric: str, evaluation: str, **settings: obj
 
 
 def table(text: str, head: str) -> list[list[str]]:
-    """Cells of a table's lines, by the line that it begins with."""
     lines = re.findall(r"(?:^\|.*\n)+", text[text.index(head) :], re.MULTILINE)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
 

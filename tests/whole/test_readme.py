@@ -22,7 +22,6 @@ def section(title: str) -> str:
 
 
 def first_column(title: str) -> list[str]:
-    """Names that the lines of a section's table begin with."""
     return re.findall(r"^\| (\w+) \|", section(title), re.MULTILINE)
 
 
@@ -116,7 +115,6 @@ MISSED = ("copy_state", "gate_kda", "ppl_order", "rate_window")
 
 
 def failed(machine: str) -> set[str]:
-    """Names of the findings whose frozen verdict is FAIL."""
     found = json.loads(read(f"docs/results/findings-{machine}/findings.json"))["findings"]
     return {it["name"] for it in found if it["verdict"] == "FAIL"}
 

@@ -45,14 +45,12 @@ WITHOUT_TORCH = ("settings/*.py", "results/identity.py")
 
 
 def wrong_folders(package: Path) -> list[str]:
-    """Folders that are no packages, packages without a folder, and files beside the packages."""
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     loose = [path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
     return sorted(folders ^ set(PACKAGES)) + loose
 
 
 def wrong_ways(package: Path) -> list[str]:
-    """Imports from packages later than the file's own."""
     inside = [found for found in imports(package) if "/" in found.file and found.name.startswith("attnbench.")]
     order = {name: index for index, name in enumerate(PACKAGES)}
     named = [found for found in inside if found.package in order]
@@ -60,7 +58,6 @@ def wrong_ways(package: Path) -> list[str]:
 
 
 def undefined(package: Path) -> list[str]:
-    """Names in docstrings that nothing is defined by."""
     return [str(found) for found in references(package) if not is_defined(found.name, package)]
 
 

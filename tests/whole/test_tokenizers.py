@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,6 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a text, where data/ and outputs/ are."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "novel.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,6 @@ def trained(home) -> dict[str, Path]:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    """Bits a byte of the final checkpoint on the whole test split."""
     (path,) = (folder / "results").glob("perplexity-*.jsonl")
     place = {"split": "test", "checkpoint": "final", "sequence_length": 16}
     rows = [row.measurement for row in read_results(path) if place.items() <= row.measurement.settings.items()]
@@ -87,7 +86,6 @@ def test_bits_a_byte_are_those_of_the_text_whatever_a_token_is(home, trained, ki
     assert found["nats_per_character"] == pytest.approx(nats / (len(text) - len(first)), rel=1e-9)
     looked = [row for row in read_metrics(trained[kind] / "metrics.jsonl") if row.get("split") == "validation"]
     assert all(0 < row["bits_per_byte"] < 10 for row in looked)
-    # 640 tokens of 128 a step.
     assert looked[-1]["step"] == 5
 
 
@@ -133,44 +131,9 @@ def test_a_run_of_another_tokenizer_is_refused(home, trained):
 def test_a_record_has_one_tokenizer_that_fits_its_model(home, trained):
     record = load_record(trained["bytes"] / "checkpoint" / "final")
     for changes in ({"vocabulary": ["a"]}, {"vocabulary_size": 255}, {"tokenizer": {"kind": "words"}}):
-        for name, value in changes.items():
-            before = getattr(record, name)
-            setattr(record, name, value)
-            with pytest.raises(ValueError, match="tokenizer"):
-                tokenizer_of(record)
-            setattr(record, name, before)
+        with pytest.raises(ValueError, match="tokenizer"):
+            tokenizer_of(replace(record, **changes))
     assert tokenizer_of(record).state() == Bytes().state()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("data.tokenizer=words", "data.tokenizer=words: must be one of characters, bytes, bpe"),
-        ("data.tokenizer=bpe", "data.vocabulary_size=null: with data.tokenizer=bpe give the number"),
-        (
-            "data.tokenizer=bpe data.vocabulary_size=255",
-            "data.tokenizer=bpe has 256 at least",
-        ),
-        (
-            "data.tokenizer=bytes data.vocabulary_size=9",
-            "data.tokenizer=bytes has 256 at least",
-        ),
-        (
-            "train.num_epochs=2",
-            "train.num_epochs=2, train.num_steps=null, train.num_tokens=640: set one",
-        ),
-        ("train.num_steps=2", "train.num_steps=2, train.num_tokens=640: set one"),
-        ("train.num_tokens=0", "train.num_tokens=0: must be at least 1"),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(home, given, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        compose([*words(home, "characters"), *given.split()])
-
-
-def test_a_size_past_what_the_text_yields_is_one_line(home):
-    with pytest.raises(UserError, match=r"data.vocabulary_size=5000: the train split yields \d+ symbols of bpe"):
-        prepare(compose([*words(home, "bpe"), "data.vocabulary_size=5000"]))
 
 
 def test_a_budget_of_tokens_is_whole_steps(home):

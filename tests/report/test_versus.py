@@ -86,16 +86,17 @@ def test_rows_of_one_folder_are_compared_by_commit_and_by_day(before, tmp_path, 
     write_versus(f"{both}@5357fac", f"{both}@beef", target=tmp_path / "page")
     assert "softmax" in capsys.readouterr().out
     assert "softmax (beef)" in (tmp_path / "page" / "index.html").read_text()
-    today = datetime.now().date().isoformat()
-    for path in before.glob("*/results/*.jsonl"):
+    days, today = tmp_path / "days", datetime.now().date().isoformat()
+    write_experiment(days, seeds=1, record=False, evaluations=["perplexity"])
+    for path in days.glob("*/results/*.jsonl"):
         # The date of a copy decides nothing.
         os.utime(path, (10**9, 10**9))
-    for path in before.glob("0-*/results/*.jsonl"):
+    for path in days.glob("0-*/results/*.jsonl"):
         path.write_text(re.sub('"started": "[^"]+"', '"started": "1970-01-01T12:00:00+00:00"', path.read_text()))
     with pytest.raises(UserError, match=rf"@{today} have no variant in common: softmax, and linear"):
-        write_versus(f"{before}@1970-01-01", f"{before}@{today}", target=tmp_path / "days")
+        write_versus(f"{days}@1970-01-01", f"{days}@{today}")
     with pytest.raises(UserError, match="has no such rows, only rows of 1970-01-01 and"):
-        write_versus(f"{before}@1980-01-01", str(after))
+        write_versus(f"{days}@1980-01-01", str(after))
 
 
 @pytest.mark.parametrize(

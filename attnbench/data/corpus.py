@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -54,13 +55,15 @@ class Lengths:
         return total / self.num_bytes / math.log(2)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Corpus:
     """Text as tokens."""
 
     name: str
     """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, enwik8, text8, or
     parquet:<folder> for other files in WikiText-2's form; then :bytes or :bpe-<size> where a token is no character."""
+    origin: str
+    """See `texts.Texts`."""
     fingerprint: str
     """12 hex digits of a hash over the names and texts of the splits, and the tokenizer unless it is characters."""
     tokenizer: Tokenizer
@@ -127,6 +130,10 @@ class Corpus:
         return tokens_N[:number], {"characters": wanted}
 
 
+LOADED: WeakValueDictionary[tuple[Path, int | None], "Corpus"] = WeakValueDictionary()
+"""Corpora in use, so that the variants of a plan share one, by the folder of their tokens and the vocabulary's size."""
+
+
 def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
     """Read the corpus that `settings` names, or open its tokens where they were made before.
 
@@ -134,16 +141,30 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
         seq_len: every split needs more tokens than this, except a test split that is not wanted (data.test_fraction=0).
         root: folder of data/; a relative data.path starts at the working directory.
     """
-    tokens = _tokens(_find(settings, root), settings, root)
-    tokenizer, ids = tokens.tokenizer, tokens.ids
+    source = _find(settings, root)
+    names = ("name", "config", "files", "column", "validation_fraction", "test_fraction", "tokenizer")
+    key = {name: getattr(settings, name) for name in names}
+    # For other tokenizers it only pads the embedding.
+    key["vocabulary_size"] = settings.vocabulary_size if settings.tokenizer == "bpe" else None
+    folder = shards.folder_of(root, source.label, key, source.files)
+    corpus = LOADED.get((folder, settings.vocabulary_size))
+    if corpus is None:
+        tokens = _tokens(source, settings, folder)
+        corpus = LOADED[folder, settings.vocabulary_size] = _corpus(tokens, settings.vocabulary_size)
     for split in SPLITS:
-        is_wanted = split != "test" or len(ids[split]) or settings.test_fraction
-        if is_wanted and len(ids[split]) <= seq_len:
+        num_tokens = len(corpus.tokens[split])
+        is_wanted = split != "test" or num_tokens or settings.test_fraction
+        if is_wanted and num_tokens <= seq_len:
             raise UserError(
-                f"{tokens.origin}: its {split} split has {len(ids[split])} {tokenizer.units} and seq_len={seq_len}"
+                f"{corpus.origin}: its {split} split has {num_tokens} {corpus.tokenizer.units} and seq_len={seq_len}"
                 f" needs {seq_len + 1}; give a longer text or a smaller seq_len"
             )
-    vocabulary_size = settings.vocabulary_size or tokenizer.size
+    return corpus
+
+
+def _corpus(tokens: Tokens, wanted_size: int | None) -> Corpus:
+    tokenizer = tokens.tokenizer
+    vocabulary_size = wanted_size or tokenizer.size
     if vocabulary_size < tokenizer.size:
         unknown = ", the unknown one included" if tokenizer.kind == "characters" else ""
         raise UserError(
@@ -155,10 +176,11 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
         fingerprint = hashlib.sha256(f"{fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:12]
     return Corpus(
         name=corpus_name(tokens.name, tokenizer.kind, tokenizer.size),
+        origin=tokens.origin,
         fingerprint=fingerprint,
         tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,
-        tokens={split: _tensor(ids[split], tokenizer.size) for split in SPLITS},
+        tokens={split: _tensor(tokens.ids[split], tokenizer.size) for split in SPLITS},
         splits=tokens.splits,
         train_count_V=torch.from_numpy(tokens.train_count_V),
         mappings=tokens.mappings,
@@ -190,13 +212,8 @@ def _find(settings: DataSettings, root: Path) -> CorpusSource:
     return find_user_texts(path, *fractions)
 
 
-def _tokens(source: CorpusSource, settings: DataSettings, root: Path) -> Tokens:
-    """Open the tokens of a corpus, or make them: of a short text in memory, otherwise on the disk."""
-    names = ("name", "config", "files", "column", "validation_fraction", "test_fraction", "tokenizer")
-    key = {name: getattr(settings, name) for name in names}
-    # For other tokenizers it only pads the embedding.
-    key["vocabulary_size"] = settings.vocabulary_size if settings.tokenizer == "bpe" else None
-    folder = shards.folder_of(root, source.label, key, source.files)
+def _tokens(source: CorpusSource, settings: DataSettings, folder: Path) -> Tokens:
+    """Open the tokens of a corpus, or make them: of a short text in memory, otherwise in the folder."""
     if shards.is_made(folder):
         return shards.opened(folder)
     texts = source.read()

@@ -1,5 +1,6 @@
 """Tokens on the disk: equal to those in memory, made once, whatever cuts them off; and files that are not theirs."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,8 @@ def write(tmp_path: Path, text: str = TEXT) -> Path:
 
 
 def load(root: Path, **settings) -> Corpus:
+    # As in another process.
+    loading.LOADED.clear()
     given = {"path": str(root / "novel.txt"), **CUT, "tokenizer": "characters", **settings}
     return load_corpus(DataSettings(name="text", **given), 8, root)
 
@@ -75,6 +79,19 @@ def test_tokens_on_the_disk_are_those_in_memory(tmp_path, monkeypatch, kind):
     whole = "".join(made.decode(made.tokens[split]) for split in ("train", "validation", "test"))
     assert whole == TEXT
     assert made.splits["train"].num_bytes == len(made.decode(made.tokens["train"]).encode())
+
+
+def test_a_corpus_in_use_is_loaded_once(tmp_path, on_disk):
+    path = write(tmp_path)
+    made = load(tmp_path)
+    settings = DataSettings(name="text", path=str(path), tokenizer="characters", **CUT)
+    assert load_corpus(settings, 9, tmp_path) is made
+    assert load_corpus(replace(settings, vocabulary_size=1000), 9, tmp_path).vocabulary_size == 1000
+    with pytest.raises(UserError, match="seq_len=10000"):
+        load_corpus(settings, 10000, tmp_path)
+    del made
+    gc.collect()
+    assert not loading.LOADED
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS, ids=str)

@@ -9,16 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnbench.machine.signals import ending_in_one_line
-from attnbench.settings.finding import FindingSettings, FindingsSettings
-from attnbench.settings.schema import (
-    BenchSettings,
-    ComparisonSettings,
-    DoctorSettings,
-    ExportSettings,
-    GenerationSettings,
-    RunSettings,
-    RunsSettings,
-)
 
 DEMO = ("plan=demo", "device=cpu", "logger=offline")
 """Words of `attnbench demo`; the command line replaces those of the same setting."""
@@ -35,12 +25,7 @@ def train() -> None:
     """Train one mixer in a language model and evaluate it."""
     from attnbench.cli.launch import launch
 
-    def main(settings: RunSettings) -> Path:
-        from attnbench.comparison.execute import run
-
-        return run(settings)
-
-    launch(main, "train", _print_summary, together=True)
+    launch("attnbench.comparison.execute.run", "train", _print_summary, together=True)
 
 
 def compare() -> None:
@@ -49,12 +34,7 @@ def compare() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_comparison
 
-    def main(settings: ComparisonSettings) -> Path:
-        from attnbench.comparison.compare import compare
-
-        return compare(settings, compose)
-
-    launch(main, "compare", read=read_comparison)
+    launch("attnbench.comparison.compare.compare", "compare", read=read_comparison, more=[compose])
 
 
 def evaluate() -> None:
@@ -62,12 +42,7 @@ def evaluate() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_evaluation
 
-    def main(wanted: tuple[Path, RunSettings]) -> Path:
-        from attnbench.comparison.execute import evaluate_again
-
-        return evaluate_again(*wanted)
-
-    launch(main, "evaluate", _print_summary, read_evaluation)
+    launch("attnbench.comparison.execute.evaluate_again", "evaluate", _print_summary, read_evaluation)
 
 
 def _print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
@@ -82,13 +57,8 @@ def findings() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading_names import named_words, read_findings
 
-    def main(wanted: tuple[FindingsSettings, list[FindingSettings]]) -> Path:
-        from attnbench.comparison.findings import run_findings
-
-        return run_findings(*wanted, compose)
-
     sys.argv[1:] = named_words(sys.argv[1:])
-    launch(main, "findings", read=read_findings)
+    launch("attnbench.comparison.findings.run_findings", "findings", read=read_findings, more=[compose])
 
 
 @ending_in_one_line()
@@ -118,13 +88,8 @@ def runs() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading_names import names_as_texts, read_runs
 
-    def main(settings: RunsSettings) -> Path:
-        from attnbench.report.run_list import show_runs
-
-        return show_runs(settings)
-
     sys.argv[1:] = names_as_texts(sys.argv[1:])
-    launch(main, "runs", read=read_runs)
+    launch("attnbench.report.run_list.show_runs", "runs", read=read_runs)
 
 
 def generate() -> None:
@@ -132,12 +97,7 @@ def generate() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_generation
 
-    def main(wanted: tuple[GenerationSettings, RunSettings]) -> Path:
-        from attnbench.cli.generation import write_text
-
-        return write_text(*wanted)
-
-    launch(main, "generate", read=read_generation)
+    launch("attnbench.cli.generation.write_text", "generate", read=read_generation)
 
 
 def export() -> None:
@@ -145,12 +105,7 @@ def export() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_export
 
-    def main(wanted: tuple[ExportSettings, RunSettings]) -> Path:
-        from attnbench.export.huggingface import export_run
-
-        return export_run(*wanted)
-
-    launch(main, "export", read=read_export)
+    launch("attnbench.export.huggingface.export_run", "export", read=read_export)
 
 
 def doctor() -> None:
@@ -159,12 +114,7 @@ def doctor() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_doctor
 
-    def main(settings: DoctorSettings) -> Path:
-        from attnbench.correctness.doctor import diagnose
-
-        return diagnose(settings, compose_mixers(settings.mixers))
-
-    launch(main, "doctor", read=read_doctor)
+    launch("attnbench.correctness.doctor.diagnose", "doctor", read=read_doctor, more=[compose_mixers])
 
 
 def bench() -> None:
@@ -173,17 +123,12 @@ def bench() -> None:
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_bench
 
-    def main(settings: BenchSettings) -> Path:
-        from attnbench.bench.run import run_bench
-
-        return run_bench(settings, compose_mixers)
-
     def summarise(folders: Mapping[Path, object]) -> None:
         from attnbench.bench.page import print_tables
 
         print_tables(list(folders))
 
-    launch(main, "bench", summarise, read_bench)
+    launch("attnbench.bench.run.run_bench", "bench", summarise, read_bench, more=[compose_mixers])
 
 
 @ending_in_one_line()

@@ -7,7 +7,8 @@ import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,101 +46,119 @@ RERUN = "--experimental-rerun"
 """Hydra's option that unpickles a file, which can run any code."""
 
 
-@lasting_streams()
 def launch(
-    main: Callable[[Any], Path],
+    main: Callable[..., Path] | str,
     config_name: str,
     summarise: Callable[[Mapping[Path, Sequence[str]]], None] | None = None,
     read: Callable[[DictConfig, Any], Any] = read_settings,
     *,
+    more: Sequence[Any] = (),
     together: bool = False,
 ) -> None:
     """Run a command: compose its settings and call `main` for each job.
 
     Args:
-        main: does one job and returns the folder of its results.
+        main: does one job and returns the folder of its results. Its dotted name imports it after the settings are
+            checked: torch takes longer to load than settings to check.
         summarise: called at the end with the folders of all jobs and the overrides of each.
-        read: makes the argument of `main` from the composed configuration.
+        read: makes the argument of `main` from the composed configuration; a tuple is several arguments.
+        more: further arguments of `main`.
         together: several processes of torchrun may call `main`; only rank 0 prints.
 
     Raises:
         SystemExit: 1 after an error, 128 plus its number after a signal.
     """
-    try:
-        ranks = ranks_here()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    if not ranks.follows:
-        _launch(main, config_name, summarise, read, together or ranks == ALONE)
-        return
-    with silent():
-        try:
-            _launch(main, config_name, None, read, together)
-        except SystemExit as end:
-            if end.code == 1:
-                # All ranks have most errors, and torchrun ends the others after the first.
-                time.sleep(RANK_0_SECONDS)
-            raise
-
-
-def _launch(
-    main: Callable[[Any], Path],
-    config_name: str,
-    summarise: Callable[[Mapping[Path, Sequence[str]]], None] | None,
-    read: Callable[[DictConfig, Any], Any],
-    is_allowed: bool,
-) -> None:
-    _show_log()
-    begin_sitting()
-    keep_environment_out()
     done_here: list[JobOutcome] = []
     show_traceback = os.environ.get(FULL_ERROR) == "1"
 
     # In another process `done_here` is a copy, and only the returned value counts.
     @hydra.main(config_path=str(CONF), config_name=config_name, version_base="1.3")
     def job(config: DictConfig) -> JobOutcome:
-        done_here.append(_do_job(main, read, config, show_traceback))
-        return done_here[-1]
+        with lasting_streams():
+            _begin_process()
+            parse_once()
+            words = list(HydraConfig.get().overrides.task)
+            try:
+                with interruptible(INTERRUPTED):
+                    wanted = read(config, HydraConfig.get())
+                    arguments = wanted if isinstance(wanted, tuple) else (wanted,)
+                    act = _imported(main) if isinstance(main, str) else main
+                    folder = act(*arguments, *more)
+                    outcome = JobOutcome(words=words, folder=str(folder))
+            except Exception as error:
+                print(f"error: {explain(error)}", file=sys.stderr, flush=True)
+                if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
+                    traceback.print_exc()
+                outcome = JobOutcome(words=words, folder=None, error=explain(error))
+            done_here.append(outcome)
+            return outcome
 
-    exit_code = 0
-    try:
-        with interruptible(INTERRUPTED), _errors_of_hydra_raised():
-            if not is_allowed:
-                raise UserError(
-                    f"torchrun: attnbench {config_name} runs in one process; attnbench train alone trains one model on "
-                    "several GPUs, and plan.devices=all of attnbench compare gives each GPU a share of the cells"
-                )
-            _refuse_rerun(sys.argv[1:])
-            given, sys.argv[1:] = _options_first(prepared_words(sys.argv[1:]))
-            # Last, so that no file there hides a library.
-            sys.path.append(os.getcwd())
-            if given.config_dir is None:
-                given.config_dir = _own_conf()
-            if given.help and given.config_path is None:
-                name = given.config_name or config_name
-                config = composed(name, given.overrides, given.config_dir)
-                # Unresolved: some values must still be given.
-                values: Any = OmegaConf.to_container(without_hydra(config))
-                print(help_text(name, values, config.hydra))
-            else:
-                job()
-    except Interrupted as interruption:
-        print(printable(str(interruption)), file=sys.stderr)
-        exit_code = interruption.exit_code
-    except Exception as error:
-        # Jobs raise nothing: an error of the command line, or of a job whose process died.
-        if show_traceback:
-            raise
-        print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
-        exit_code = 1
+    exit_code, ranks = 0, ALONE
+    with lasting_streams(), ExitStack() as stack:
+        _begin_process()
+        begin_sitting()
+        try:
+            ranks = ranks_here()
+            if ranks.follows:
+                stack.enter_context(silent())
+                summarise = None
+            with interruptible(INTERRUPTED), _errors_of_hydra_raised():
+                if not (together or ranks == ALONE):
+                    raise UserError(
+                        f"torchrun: attnbench {config_name} runs in one process; attnbench train alone trains one "
+                        "model on several GPUs, and plan.devices=all of attnbench compare gives each GPU a share of "
+                        "the cells"
+                    )
+                _refuse_rerun(sys.argv[1:])
+                given, sys.argv[1:] = _options_first(prepared_words(sys.argv[1:]))
+                # Last, so that no file there hides a library.
+                sys.path.append(os.getcwd())
+                if given.config_dir is None:
+                    given.config_dir = _own_conf()
+                if given.help and given.config_path is None:
+                    name = given.config_name or config_name
+                    config = composed(name, given.overrides, given.config_dir)
+                    # Unresolved: some values must still be given.
+                    values: Any = OmegaConf.to_container(without_hydra(config))
+                    print(help_text(name, values, config.hydra))
+                else:
+                    job()
+        except Interrupted as interruption:
+            print(printable(str(interruption)), file=sys.stderr)
+            exit_code = interruption.exit_code
+        except Exception as error:
+            # Jobs raise nothing: an error of the command line, or of a job whose process died.
+            if show_traceback:
+                raise
+            print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
+            exit_code = 1
+        failed = _report(done_here, summarise if exit_code < 128 else None, show_traceback)
+        exit_code = exit_code or failed
+        if exit_code == 1 and ranks.follows:
+            # All ranks have most errors, and torchrun ends the others after the first.
+            time.sleep(RANK_0_SECONDS)
+    if exit_code:
+        raise SystemExit(exit_code)
+
+
+def _imported(name: str) -> Callable[..., Path]:
+    module, _, function = name.rpartition(".")
+    return getattr(import_module(module), function)
+
+
+def _report(
+    done_here: list[JobOutcome],
+    summarise: Callable[[Mapping[Path, Sequence[str]]], None] | None,
+    show_traceback: bool,
+) -> int:
+    """List failed jobs and summarise the others; return 1 if any failed, otherwise 0."""
     done_elsewhere = SweepOutcomes.read()
     outcomes = done_here or done_elsewhere
     failures = [printable(f"  {outcome.job}: {outcome.error}") for outcome in outcomes if outcome.folder is None]
     if failures and (len(outcomes) > 1 or not done_here):
         print(f"{len(failures)} of {len(outcomes)} jobs failed:", *failures, sep="\n", file=sys.stderr)
     folders = {Path(outcome.folder): outcome.words for outcome in outcomes if outcome.folder is not None}
-    if folders and summarise is not None and exit_code < 128:
+    if folders and summarise is not None:
         # Also after errors, for the jobs that succeeded.
         try:
             summarise(folders)
@@ -148,9 +167,8 @@ def _launch(
             if text is None or show_traceback:
                 raise
             print(f"error: {text}", file=sys.stderr)
-            exit_code = exit_code or 1
-    if failures or exit_code:
-        raise SystemExit(exit_code or 1)
+            return 1
+    return 1 if failures else 0
 
 
 @contextmanager
@@ -199,31 +217,14 @@ def _refuse_rerun(words: Sequence[str]) -> None:
             raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command goes on with a run")
 
 
-@lasting_streams()
-def _do_job(
-    main: Callable[[Any], Path], read: Callable[..., Any], config: DictConfig, show_traceback: bool
-) -> JobOutcome:
-    _show_log()
-    keep_environment_out()
-    parse_once()
-    words = list(HydraConfig.get().overrides.task)
-    try:
-        with interruptible(INTERRUPTED):
-            return JobOutcome(words=words, folder=str(main(read(config, HydraConfig.get()))))
-    except Exception as error:
-        print(f"error: {explain(error)}", file=sys.stderr, flush=True)
-        if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
-            traceback.print_exc()
-        return JobOutcome(words=words, folder=None, error=explain(error))
-
-
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
-def _show_log() -> None:
-    """Print attnbench's log lines on standard error; standard output is for results."""
+def _begin_process() -> None:
+    """Print attnbench's log lines on standard error (standard output is for results); refuse environment variables."""
+    keep_environment_out()
     logger = logging.getLogger("attnbench")
     if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
         return

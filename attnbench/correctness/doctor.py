@@ -3,7 +3,7 @@
 import itertools
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,13 +69,16 @@ class Printer:
             self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def diagnose(settings: DoctorSettings, mixers: Sequence[MixerSettings]) -> Path:
+def diagnose(
+    settings: DoctorSettings, compose_mixers: Callable[[Sequence[str] | None], Sequence[MixerSettings]]
+) -> Path:
     """Print the page as it comes, and leave doctor.txt, results.csv and environment.json in a folder.
 
     Args:
         settings: first training steps of the mixers that it names are timed too.
-        mixers: as their yamls have them.
+        compose_mixers: from names of yamls to mixers; None: all.
     """
+    mixers = compose_mixers(settings.mixers)
     device, say = resolve_device(settings.device), Printer()
     stamp, precision = environment(device, ROOT), resolve_precision("auto", device.type)
     for mixer in mixers:

@@ -62,7 +62,9 @@ def diagnosed(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(doctor, "CASES", cases)
         names = [mixer.name for mixer in mixers] if named else None
         try:
-            diagnose(DoctorSettings(mixers=names, device="cpu", outputs_dir=str(tmp_path), quick=quick), mixers)
+            diagnose(
+                DoctorSettings(mixers=names, device="cpu", outputs_dir=str(tmp_path), quick=quick), lambda _: mixers
+            )
         except UserError as error:
             message = str(error)
         else:
@@ -396,7 +398,7 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
 def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, capsys, tmp_path):
     settings = DoctorSettings(mixers=["mine"], device="cpu", outputs_dir=str(tmp_path))
     with pytest.raises(UserError) as raised:
-        diagnose(settings, [outside(f"outside_mixers.{kind}")])
+        diagnose(settings, lambda _: [outside(f"outside_mixers.{kind}")])
     assert str(raised.value).removeprefix(f"_target_=outside_mixers.{kind}: ").startswith(message)
     assert capsys.readouterr().out == ""
 

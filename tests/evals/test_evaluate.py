@@ -53,7 +53,7 @@ def evaluate(monkeypatch, folder: Path, *overrides: str, names: tuple[str, ...] 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("sys.argv", ["scripts/evaluate.py", *words])
     try:
-        launch(lambda asked: run_model.evaluate_again(*asked), "evaluate", print_summary, read_evaluation)
+        launch(run_model.evaluate_again, "evaluate", print_summary, read_evaluation)
     except SystemExit as ending:
         return ending.code
     return None

@@ -87,7 +87,7 @@ def test_a_broken_operator_is_an_error_that_names_it(tmp_path, capsys, monkeypat
     monkeypatch.setattr(running, "num_workers", lambda device: 0)
     settings = DoctorSettings(mixers=[], device=DEVICE, outputs_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"^wrong operators: swiglu; see above$"):
-        diagnose(settings, [])
+        diagnose(settings, lambda _: [])
     said = capsys.readouterr().out
     assert "warning: swiglu is wrong in float32." in said
     assert "What auto chooses is right" not in said

@@ -136,7 +136,7 @@ def generate(monkeypatch, folder: Path, *words: str, given: bytes = b"") -> obje
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
     code = None
     try:
-        launch(lambda wanted: write_text(*wanted), "generate", read=read_generation)
+        launch(write_text, "generate", read=read_generation)
     except SystemExit as ending:
         code = ending.code
     return code

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from attnbench.cli import compose as config
-from attnbench.comparison import cells, compare
+from attnbench.comparison import compare, workers
 from attnbench.comparison.execute import run
 from attnbench.comparison.plan import Comparison
 from attnbench.evals.lib import solving
@@ -125,7 +125,7 @@ def comparison(text: Path) -> Start:
     Comparison(comparison_settings(plan, text.parent / "composed"), compose_once).recorded()
 
     def start(outputs: Path) -> None:
-        cells.run_in_processes = in_this_process
+        workers.run_in_processes = in_this_process
         compare.compare(comparison_settings(plan, outputs), compose_once)
 
     return start

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from attnbench.comparison.cells import Cell, gpus_and_workers, run_here
 from attnbench.comparison.dry_run import list_cells
 from attnbench.comparison.freeze import check_frozen, freeze, unbooked_seeds
 from attnbench.comparison.imports import import_for
@@ -28,12 +27,14 @@ from attnbench.comparison.slurm.task import different_host
 from attnbench.comparison.stacks import compiled, in_stacks, sizes
 from attnbench.comparison.transfer import export_cells
 from attnbench.comparison.variants import Compose
+from attnbench.comparison.workers import gpus_and_workers, run_here
 from attnbench.machine.device import resolve_device
 from attnbench.machine.processes import IdleWorkers, Outcome
 from attnbench.machine.signals import interruptible
 from attnbench.report.inputs import read_inputs
 from attnbench.report.terminal import print_comparison
 from attnbench.results.folder import holding
+from attnbench.results.job import Job
 from attnbench.results.row_files import begin_sitting
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
@@ -109,7 +110,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     recorded, known = comparison.recorded()
     comparison.settle(recorded, known)
     searched, timed = (comparison.wanted(cells) for cells in (comparison.searched, comparison.timed()))
-    number = Counter(map(kind_of, [cell.jobs[0] for cell in (*searched, *timed)] + comparison.to_score()))
+    number = Counter(map(kind_of, [*searched, *timed, *comparison.to_score()]))
     frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
     log.info(f"plan={settings.plan.name}, {frozen}: {number.total()} cells, in {folder}/")
     if settings.plan.dry_run:
@@ -122,12 +123,12 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     driver = Driver(
         answers=answers if not settings.rerun else {},
         rerun=settings.rerun,
-        may_run=lambda cell: comparison.is_wanted(cell.group),
+        may_run=lambda cell: comparison.is_wanted(cell.evaluation),
         stacks=partial(in_stacks, size_of=sizes(settings.plan.stack, resolve_device(settings.device), folder)),
     )
     counted, found, is_over = {cell.folder for cell in (*searched, *timed)}, Found(), False
 
-    def on_asked(asked: list[Cell], finished: list[Cell]) -> None:
+    def on_asked(asked: list[Job], finished: list[Job]) -> None:
         # Scored cells are counted from the beginning, until a look adds seeds.
         if not comparison.num_seeds:
             counted.update(cell.folder for cells in found.scored.values() for cell in cells)

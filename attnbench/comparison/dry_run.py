@@ -10,11 +10,12 @@ from itertools import pairwise
 
 import torch
 
-from attnbench.comparison.cells import Cell, gpus_and_workers
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Kind, kind_of
+from attnbench.comparison.workers import gpus_and_workers
 from attnbench.machine.device import synchronize
 from attnbench.machine.timing import attempt
+from attnbench.results.job import Job
 from attnbench.settings.errors import UserError, one_line
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import duration
@@ -32,15 +33,15 @@ TRIAL_SEQUENCES, TRIAL_SECONDS = 4, 1.0
 timed itself."""
 
 
-def list_cells(comparison: Comparison, searches: Sequence[Cell], timed: Sequence[Cell]) -> None:
+def list_cells(comparison: Comparison, searches: Sequence[Job], timed: Sequence[Job]) -> None:
     """List finished and remaining cells and estimate the time; scored cells without a rate are counted only."""
     scored = comparison.wanted(comparison.scored)
     left: Counter[Kind] = Counter()
     for cell in (*searches, *scored, *timed):
         is_done = comparison.is_finished(cell)
-        left[kind_of(cell.jobs[0])] += not is_done
+        left[kind_of(cell)] += not is_done
         log.info(f"  {'done' if is_done else 'to do'}  {cell.label}")
-    undecided = Counter(map(kind_of, comparison.to_score())) - Counter(kind_of(cell.jobs[0]) for cell in scored)
+    undecided = Counter(map(kind_of, comparison.to_score())) - Counter(kind_of(cell) for cell in scored)
     for group in dict.fromkeys(kind.group for kind in undecided):
         number = sum(number for kind, number in undecided.items() if kind.group == group)
         log.info(f"  to do  {group}: {number} scored cells, at the rates that the searches will give")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from attnbench.comparison.cells import ByKind, Cell, by_kind, execute, system_cell
-from attnbench.comparison.program import Driver, Stack
+from attnbench.comparison.program import Driver
 from attnbench.comparison.search import Found, rate_and_scores, scores_of_probe
-from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_jobs
+from attnbench.comparison.variants import ByKind, by_kind
+from attnbench.comparison.workers import Stack, execute
+from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_job
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.device import resolve_device, start_afresh
 from attnbench.machine.group import device_type_of, join
@@ -22,7 +23,7 @@ from attnbench.machine.signals import interruptible
 from attnbench.mixers.recipe import warnings_of
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
-from attnbench.results.job import is_done, run_jobs
+from attnbench.results.job import Job, run_jobs
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
@@ -58,7 +59,7 @@ def run(settings: RunSettings) -> Path:
         for line in warnings_of(settings.mixer):
             log.warning(line)
         # A run that another process trains is not waited for, one that is only evaluated is.
-        run_jobs(language_model_jobs(run, group), waits=is_final(run.checkpoints))
+        run_jobs(language_model_job(run, group).parts, waits=is_final(run.checkpoints))
         _run_cells(run, settings, kinds)
     return run.folder
 
@@ -74,7 +75,7 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     """
     kinds = by_kind(settings)
     run = reopen(folder, settings)
-    if not is_done(TrainingJob(run)):
+    if not TrainingJob(run).is_done():
         log.warning(f"{folder}: the rows of its training are missing; the command that trained it makes them again")
     jobs = [EvaluationJob(run, evaluation) for evaluation in kinds.of_checkpoints]
     if jobs:
@@ -96,7 +97,7 @@ def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     start_afresh(resolve_device(settings.device))
     with interruptible("stopped; the same command goes on from what is finished"):
         for evaluation in kinds.system:
-            cell = system_cell(SystemJob(run, evaluation))
+            cell = SystemJob(run, evaluation)
             if settings.rerun or not cell.is_done():
                 log.info(f"{cell.label} (in a process of its own)")
                 run_alone(execute, cell, log=cell.folder / "output.log", num_threads=torch.get_num_threads())
@@ -115,11 +116,11 @@ def _one_by_one(stacks: list[Stack], more: Callable[[], list[Stack]]) -> Generat
         waiting.extendleft(reversed(more()))
 
 
-def remember_cells(folder: Path, cells: Sequence[Cell]) -> None:
+def remember_cells(folder: Path, cells: Sequence[Job]) -> None:
     """List the folders of these cells in the run's cells.txt, in place of former cells of their evaluations."""
     path, experiment = folder / "cells.txt", folder.parent
     known = read_bounded(path, MAX_JSON_BYTES).splitlines() if path.exists() else []
-    made_now = tuple(f"cells/{cell.group}-" for cell in cells)
+    made_now = tuple(f"cells/{cell.evaluation}-" for cell in cells)
     lines = [
         *(line for line in known if not line.startswith(made_now)),
         *(cell.folder.relative_to(experiment).as_posix() for cell in cells),

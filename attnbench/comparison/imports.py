@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.cells import Cell, run_here, system_cell
 from attnbench.comparison.freeze import FREEZE, MISSING, changed_since, first_difference, scored_folders, shown_value
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.program import Driver
 from attnbench.comparison.search import Found, Score
 from attnbench.comparison.transfer import CarriedCells, read_cells, with_ending
 from attnbench.comparison.variants import Compose
+from attnbench.comparison.workers import run_here
 from attnbench.evals.runners.checkpoint import EvaluationJob
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.environment import environment_id, timed_entries
@@ -146,10 +146,9 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _timed_elsewhere(cell: Cell, plan: Comparison, cells: CarriedCells) -> list[Cell]:
+def _timed_elsewhere(cell: Job, plan: Comparison, cells: CarriedCells) -> list[Job]:
     """List a timed cell under its names on the machines of the file."""
-    job = cell.jobs[0]
-    if not isinstance(job, SystemJob):
+    if not isinstance(cell, SystemJob):
         return []
     prefix = cell.folder.relative_to(plan.folder).as_posix()[: -len("01234567")]
     found = []
@@ -157,12 +156,12 @@ def _timed_elsewhere(cell: Cell, plan: Comparison, cells: CarriedCells) -> list[
         if re.fullmatch(re.escape(prefix) + "[0-9a-f]{8}", name) and "environment.json" in files:
             stamp = _parsed(cells, f"{name}/environment.json", files["environment.json"])
             for is_lowered in (False, True):
-                there = system_cell(SystemJob(job.run, job.settings, timed_entries(stamp, is_lowered=is_lowered)))
+                there = SystemJob(cell.run, cell.settings, timed_entries(stamp, is_lowered=is_lowered))
                 found += [there] if there.folder.name == Path(name).name else []
     return found
 
 
-def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> list[Cell]:
+def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> list[Job]:
     """List the whole trainings of a score at the rates of the file.
 
     The scored rate may be unknown, as long as the search lacks results.
@@ -223,13 +222,13 @@ class _Stager:
         self.cells, self.folder, self.staged = cells, folder, staged
         self.found: set[str] = set()
         """Folders of the file that are the plan's."""
-        self.new: dict[str, Cell] = {}
+        self.new: dict[str, Job] = {}
         """Imported cells by folder."""
         self.files: dict[str, dict[str, str]] = {}
         """Their texts, by folder and name."""
         self.num_results = 0
 
-    def stage(self, cell: Cell) -> None:
+    def stage(self, cell: Job) -> None:
         """Put a cell into the staging folder: the finished one of this experiment or, checked, that of the file."""
         if cell.folder.exists():
             return
@@ -238,8 +237,8 @@ class _Stager:
         if files is not None:
             self.found.add(name)
             self._refuse_links(name, files)
-        whole = [path.name for job in cell.jobs if (path := here / "results" / job.results.name).exists()]
-        carried = [job for job in cell.jobs if files is not None and f"results/{job.results.name}" in files]
+        whole = [path.name for job in cell.parts if (path := here / "results" / job.results.name).exists()]
+        carried = [job for job in cell.parts if files is not None and f"results/{job.results.name}" in files]
         new = [job for job in carried if job.results.name not in whole]
         if files is not None and carried:
             checked = self._checked(cell, name, files, carried)
@@ -287,9 +286,9 @@ class _Stager:
                 beside[name] = text
         return beside
 
-    def _checked(self, cell: Cell, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
+    def _checked(self, cell: Job, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
         """Compare a cell of the file with the plan's own; return the texts of its config and environments."""
-        cells, first = self.cells, cell.jobs[0]
+        cells, first = self.cells, cell
         if "config.yaml" not in files or "environment.json" not in files:
             raise UserError(f"{cells.source}: {name}: comes without its config.yaml or environment.json")
         texts = {file: text for file, text in files.items() if not file.endswith(".jsonl")}
@@ -342,7 +341,7 @@ class _Stager:
         Raises:
             UserError: one has another result, or failed.
         """
-        trained = sorted(name for name, cell in self.new.items() if not cell.is_timed and cell.jobs[0].results.exists())
+        trained = sorted(name for name, cell in self.new.items() if not cell.is_timed and cell.results.exists())
         drawn = random.Random(self.cells.sha256).sample(trained, min(number, len(trained)))
         if not drawn:
             return "no training is new"
@@ -381,8 +380,8 @@ class _Stager:
         return f"{len(kinds)} of {len(trained)} trainings ran again: {', '.join(filter(None, words))}"
 
 
-def _results(cell: Cell) -> list[Path]:
-    return [path for path in cell.results if path.exists()]
+def _results(cell: Job) -> list[Path]:
+    return [path for path in cell.all_results if path.exists()]
 
 
 def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.cells import Cell, system_cell
 from attnbench.comparison.coinciding import Shared, shared_cells
 from attnbench.comparison.program import Answer, Driver, Failure, Program, ask_for, read_or_failure
 from attnbench.comparison.search import Found, Score, rate_and_scores
@@ -14,6 +13,7 @@ from attnbench.comparison.variants import Compose, Variant, resolve_variant
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.results.corpora import Corpora, split_name
+from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
@@ -47,8 +47,8 @@ class Comparison:
         """Seeds by (evaluation, variant) that plan.seeds=auto has added to the first look's."""
         self.answers: dict[Path, Answer] = {}
         self.choices: list[Choice] = []
-        self.scored: list[Cell] = []
-        self.searched: list[Cell] = []
+        self.scored: list[Job] = []
+        self.searched: list[Job] = []
         self.undecided: list[tuple[str, str]] = []
         """Scored cells that wait for a search: group and label."""
         self.variants: dict[str, Variant] = {}
@@ -69,16 +69,9 @@ class Comparison:
         variants = self.variants.values()
         scores = [score for variant in variants for score in variant.scores]
         timed = [job for variant in variants for job in variant.timed]
-        names = self.corpora.names if self.corpora is not None else {}
         self.scores = [score for score in scores if not self._is_shared(score.variant, score.evaluation)]
         """All that is scored, once where variants share it."""
-        self._timed = self.in_order(
-            [
-                system_cell(job, names.get(corpus_label(job.run.corpus)) if self._is_repeated(job.evaluation) else None)
-                for job in timed
-                if not self._is_shared(job.run.mixer, job.evaluation)
-            ]
-        )
+        self._timed = self.in_order([job for job in timed if not self._is_shared(job.run.mixer, job.evaluation)])
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
         # Variants that cannot run here are recorded, and the others are compared.
@@ -101,9 +94,6 @@ class Comparison:
         trained = [name for variant in variants for name in variant.trained]
         return Corpora(names=names, evaluations=list(dict.fromkeys([TRAINING, *self._of_checkpoints(), *trained])))
 
-    def _is_repeated(self, evaluation: str) -> bool:
-        return self.corpora is not None and evaluation in self.corpora.evaluations
-
     def names_of(self, evaluation: str) -> list[str]:
         """List the names of an evaluation in verdicts and reports: one for each corpus it is repeated on."""
         return self.corpora.named(evaluation) if self.corpora is not None else [evaluation]
@@ -125,9 +115,9 @@ class Comparison:
         shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
 
-    def wanted(self, cells: Sequence[Cell]) -> list[Cell]:
+    def wanted(self, cells: Sequence[Job]) -> list[Job]:
         """Keep the cells of the evaluations to run, see `plan.only`."""
-        return [cell for cell in cells if self.is_wanted(cell.group)]
+        return [cell for cell in cells if self.is_wanted(cell.evaluation)]
 
     def is_wanted(self, group: str) -> bool:
         """Tell if cells of this group are to run; a training belongs to every evaluation of its checkpoints."""
@@ -165,29 +155,29 @@ class Comparison:
             if score.name in found.undecided
         ]
 
-    def shown(self) -> list[Cell]:
+    def shown(self) -> list[Job]:
         """The scored and the timed cells, which the report shows."""
         return [*self.scored, *self.timed()]
 
-    def is_finished(self, cell: Cell) -> bool:
+    def is_finished(self, cell: Job) -> bool:
         """Tell if the cell has all its rows."""
         return isinstance(self.answers.get(cell.folder), list)
 
-    def results_of(self, cells: Iterable[Cell]) -> list[Path]:
+    def results_of(self, cells: Iterable[Job]) -> list[Path]:
         """List the results files of these cells, for a failed cell those that exist."""
         return [
             path
             for cell in cells
-            for path in cell.results
+            for path in cell.all_results
             if self.is_finished(cell) or (path.exists() and not isinstance(read_or_failure([path]), Failure))
         ]
 
-    def rows_of(self, cell: Cell) -> list[ResultRow]:
+    def rows_of(self, cell: Job) -> list[ResultRow]:
         """The rows of these results."""
         answer = self.answers.get(cell.folder)
         return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([cell])))]
 
-    def timed(self) -> list[Cell]:
+    def timed(self) -> list[Job]:
         """The cells that run alone on their device."""
         return self._timed
 
@@ -202,7 +192,7 @@ class Comparison:
         return [
             {
                 "label": f"{score.name}, seed {seed}",
-                "hashes": [job.config_hash for job in score.at(score.grid[0], seed, None).jobs],
+                "hashes": [job.config_hash for job in score.at(score.grid[0], seed, None).parts],
             }
             for score in self.scores
             for seed in self.seeds_of(score)
@@ -272,8 +262,8 @@ class Comparison:
 
     def protocols(self) -> dict[str, dict[str, Any]]:
         """Describe the present protocol of each evaluation, see `results.protocol`."""
-        jobs = [job for score in self.scores for job in score.at(score.grid[0], 0, None).jobs]
-        known = {job.evaluation: job.protocol() for job in [*jobs, *(cell.jobs[0] for cell in self._timed)]}
+        jobs = [job for score in self.scores for job in score.at(score.grid[0], 0, None).parts]
+        known = {job.evaluation: job.protocol() for job in [*jobs, *self._timed]}
         return {
             name: protocol
             for evaluation, protocol in known.items()
@@ -306,10 +296,10 @@ class Comparison:
         order[TRAINING] = min((order[name] for name in self._of_checkpoints()), default=0)
         return order
 
-    def in_order(self, cells: list[Cell]) -> list[Cell]:
+    def in_order(self, cells: list[Job]) -> list[Job]:
         """Sort cells by evaluation, in the plan's order."""
         order = self._order()
-        return sorted(cells, key=lambda cell: order[cell.group])
+        return sorted(cells, key=lambda cell: order[cell.evaluation])
 
     def fail(self, cell: str, reason: str) -> None:
         """Record a failure; the other cells go on."""

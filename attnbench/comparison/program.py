@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from attnbench.comparison.cells import Cell
+from attnbench.comparison.workers import Stack
 from attnbench.machine.processes import Outcome
+from attnbench.results.job import Job
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
@@ -23,9 +24,6 @@ T = TypeVar("T")
 
 Rows = list[ResultRow]
 """Rows of a finished run; those of a training that diverged say so."""
-
-Stack = tuple[Cell, ...]
-"""Runs that one process makes, several as one training."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,14 @@ class Unknown:
 
 
 Answer = Rows | Failure | Unknown
-Program = Generator[list[Cell], list[Answer], T]
+Program = Generator[list[Job], list[Answer], T]
 """A yield is one call: the runs that are needed next."""
 
 
 class Undecided(Exception):  # noqa: N818
     """A program cannot go on, as a run has no rows."""
 
-    def __init__(self, cell: Cell, answer: Failure | Unknown) -> None:
+    def __init__(self, cell: Job, answer: Failure | Unknown) -> None:
         super().__init__(f"{cell.label}: has no results, so no learning rate can be chosen")
         self.has_failed = isinstance(answer, Failure)
 
@@ -65,18 +63,18 @@ class Driver:
     """By folder, the runs that are answered."""
     rerun: bool = False
     """Finished runs are made again, once."""
-    may_run: Callable[[Cell], bool] = lambda cell: False
+    may_run: Callable[[Job], bool] = lambda cell: False
     """False for a run that is Unknown unless it is finished; a driver that runs nothing records what is asked."""
-    stacks: Callable[[list[Cell]], list[Stack]] = lambda cells: [(cell,) for cell in cells]
+    stacks: Callable[[list[Job]], list[Stack]] = lambda cells: [(cell,) for cell in cells]
     """Groups the runs of one call, the finished ones too, so that a plan that goes on has the same stacks."""
-    before: Callable[[Cell], None] = lambda cell: None
+    before: Callable[[Job], None] = lambda cell: None
     """Called before a run is looked for."""
-    on_asked: Callable[[list[Cell], list[Cell]], None] = lambda asked, finished: None
+    on_asked: Callable[[list[Job], list[Job]], None] = lambda asked, finished: None
     """Told of the runs that programs ask for, each once, and of the finished ones among them."""
-    asked: dict[Path, Cell] = field(default_factory=dict)
+    asked: dict[Path, Job] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """Reasons of failed runs, by label."""
-    _going: list[tuple[Program[None], list[Cell] | None]] = field(default_factory=list)
+    _going: list[tuple[Program[None], list[Job] | None]] = field(default_factory=list)
     """Programs and the call that each waits for; None before its first."""
 
     def run(self, programs: Iterable[Program[None]], execute: Execute | None = None) -> None:
@@ -119,20 +117,20 @@ class Driver:
         left = (tuple(cell for cell in stack if cell.folder not in self.answers) for stack in stacks)
         return [stack for stack in left if stack]
 
-    def _known(self, cell: Cell) -> Answer | None:
+    def _known(self, cell: Job) -> Answer | None:
         """Answer without a run; None: it has to run."""
         self.before(cell)
         may_run = self.may_run(cell)
         if not cell.is_done() or (self.rerun and may_run):
             return None if may_run else Unknown()
-        return read_or_failure(cell.results)
+        return read_or_failure(cell.all_results)
 
     def _take(self, outcome: Outcome[Stack]) -> None:
         for cell in outcome.item:
-            answer = Failure(outcome.error or f"it left no {cell.results[0].name}")
+            answer = Failure(outcome.error or f"it left no {cell.results.name}")
             # What a rerun leaves as it was says nothing of this time.
             if cell.is_done() and (outcome.error is None or not self.rerun):
-                answer = read_or_failure(cell.results)
+                answer = read_or_failure(cell.all_results)
             self.answers[cell.folder] = answer
             if isinstance(answer, Failure):
                 self.failures[cell.label] = answer.reason
@@ -146,7 +144,7 @@ def read_or_failure(paths: Iterable[Path]) -> Rows | Failure:
         return Failure(str(error))
 
 
-def ask_for(cells: Sequence[Cell]) -> Program[None]:
+def ask_for(cells: Sequence[Job]) -> Program[None]:
     """Ask for runs in one call."""
     if cells:
         yield list(cells)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from attnbench.comparison.cells import Cell
 from attnbench.comparison.program import Failure, read_or_failure
 from attnbench.comparison.stacks import activations
 from attnbench.evals.runners.probe import ProbeJob
@@ -48,14 +47,14 @@ class Kind(NamedTuple):
 
 
 def kind_of(job: Job) -> Kind:
-    """Return the kind of a cell by its first job."""
+    """Return the kind of a job."""
     if isinstance(job, ProbeJob):
         return Kind(job.evaluation, job.task_label, activations(job) * (job.limit or job.task.num_steps))
     if isinstance(job, TrainingJob):
         run = job.run
         elements = run.settings.train.batch_size * run.settings.seq_len * run.matched.model.dim
-        return Kind(job.evaluation, job.label, elements * run.num_steps)
-    return Kind(job.evaluation, job.label)
+        return Kind(job.evaluation, job.task_label, elements * run.num_steps)
+    return Kind(job.evaluation, job.task_label)
 
 
 class Progress:
@@ -72,36 +71,36 @@ class Progress:
         self.tells_now = tells_now
         self.left, self.total, self.costs = left, left.total(), costs
         self.seconds: dict[Kind, list[float]] = {}
-        self.waiting: list[Cell] = []
+        self.waiting: list[Job] = []
         self.at_a_time = 1
         self._line = None
         if sys.stderr.isatty():
             self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
 
-    def add(self, cells: Sequence[Cell]) -> None:
+    def add(self, cells: Sequence[Job]) -> None:
         """Add cells that were not known at the beginning."""
-        self.left.update(kind_of(cell.jobs[0]) for cell in cells)
+        self.left.update(kind_of(cell) for cell in cells)
         self.total += len(cells)
 
-    def skip(self, cells: Sequence[Cell]) -> None:
+    def skip(self, cells: Sequence[Job]) -> None:
         """Count finished cells."""
-        self.left.subtract(kind_of(cell.jobs[0]) for cell in cells)
+        self.left.subtract(kind_of(cell) for cell in cells)
         if cells:
             log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
 
-    def begin(self, cells: Sequence[Cell], at_a_time: int) -> None:
+    def begin(self, cells: Sequence[Job], at_a_time: int) -> None:
         """Set the cells that run next, in their order."""
         self.waiting, self.at_a_time = list(cells), at_a_time
         if cells:
             self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
-    def extend(self, cells: Sequence[Cell]) -> None:
+    def extend(self, cells: Sequence[Job]) -> None:
         """Add cells that run before the waiting ones."""
         self.waiting[self.at_a_time : self.at_a_time] = cells
 
-    def report(self, outcome: Outcome[Cell]) -> None:
+    def report(self, outcome: Outcome[Job]) -> None:
         """Print the outcome of a cell."""
-        cell, kind = outcome.item, kind_of(outcome.item.jobs[0])
+        cell, kind = outcome.item, kind_of(outcome.item)
         self.left[kind] -= 1
         self.waiting.remove(cell)
         share = outcome.seconds / self.at_a_time
@@ -157,13 +156,13 @@ class Progress:
         return total
 
 
-def what_came_out(cell: Cell) -> str:
+def what_came_out(cell: Job) -> str:
     """Name the score of a cell, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
-    answer = read_or_failure(path for path in cell.results if path.exists())
+    answer = read_or_failure(path for path in cell.all_results if path.exists())
     if isinstance(answer, Failure):
         return answer.reason
     rows = [row.measurement for row in answer]
-    plots = [pair for job in cell.jobs for pair in job.plots[:1]]
+    plots = [pair for job in cell.parts for pair in job.plots[:1]]
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
         scores = [row for row in rows if row.metric == metric and _is_score(row)]
         if scores:
@@ -179,12 +178,12 @@ def _is_score(row: Measurement) -> bool:
     return row.value is not None and (is_read or row.metric in ("selection", "nats_per_character"))
 
 
-def say_why_again(cells: Sequence[Cell]) -> None:
+def say_why_again(cells: Sequence[Job]) -> None:
     """Log the differences of this machine from the one that measured these timed cells before."""
     said: set[str] = set()
     for cell in cells:
         folder = cell.folder
-        now = machine(cell.jobs[0].device, ROOT)
+        now = machine(cell.device, ROOT)
         for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/environment.json")):
             if other.parent == folder or not any(other.parent.glob("results/*.jsonl")):
                 continue

@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.cells import Cell
 from attnbench.comparison.freeze import described_protocols
 from attnbench.comparison.plan import Comparison
 from attnbench.report.inputs import purpose_of
 from attnbench.results.files import replace_file
+from attnbench.results.job import Job
 from attnbench.results.row_files import started_at
 from attnbench.results.rows import TRAINING
 from attnbench.settings.text import read_object, without_paths
@@ -63,11 +63,11 @@ def _former(comparison: Comparison) -> dict[str, Any]:
     return {} if is_anew or not path.exists() else read_object(path)
 
 
-def _missing(comparison: Comparison, shown: Sequence[Cell]) -> list[str]:
+def _missing(comparison: Comparison, shown: Sequence[Job]) -> list[str]:
     """List the unfinished cells of evaluations that are to run or were begun."""
     cells = [(cell, comparison.is_finished(cell)) for cell in (*comparison.in_order(comparison.searched), *shown)]
-    begun = {cell.group for cell, is_done in cells if is_done}
-    waiting = [*((cell.group, cell.label) for cell, is_done in cells if not is_done), *comparison.undecided]
+    begun = {cell.evaluation for cell, is_done in cells if is_done}
+    waiting = [*((cell.evaluation, cell.label) for cell, is_done in cells if not is_done), *comparison.undecided]
     return [label for group, label in waiting if group in begun or comparison.is_wanted(group)]
 
 
@@ -79,9 +79,9 @@ def _beginnings(files: Sequence[Path]) -> dict[str, Any]:
     return {"first_scored": first, "without_start": len(moments) - len(known)}
 
 
-def _sittings(comparison: Comparison, cells: Sequence[Cell]) -> dict[str, str]:
+def _sittings(comparison: Comparison, cells: Sequence[Job]) -> dict[str, str]:
     """Return the sitting of each timed cell and training by config_hash; rows of a table do not have it."""
-    rows = [row for cell in cells if cell.is_timed or cell.group == TRAINING for row in comparison.rows_of(cell)]
+    rows = [row for cell in cells if cell.is_timed or cell.evaluation == TRAINING for row in comparison.rows_of(cell)]
     return {row.identity.config_hash: row.sitting for row in rows if row.sitting}
 
 

@@ -7,13 +7,13 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from attnbench.comparison.cells import Cell
 from attnbench.comparison.program import Failure, Program, Undecided, Unknown
 from attnbench.evals.lib.solving import SOLVED
-from attnbench.evals.runners.checkpoint import language_model_jobs
+from attnbench.evals.runners.checkpoint import language_model_job
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob, trained_label
 from attnbench.results.corpora import on_corpus
+from attnbench.results.job import Job
 from attnbench.results.numbers import reaches, without_rounding
 from attnbench.results.rows import TRAINING
 from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
@@ -59,9 +59,9 @@ class Score:
     """Search seeds; from SELECTION_SEED on, never scored."""
     prepared: ProbeJob | TrainingJob
     """One of its trainings, whatever its rate."""
-    at: Callable[[float, int, int | None], Cell]
+    at: Callable[[float, int, int | None], Job]
     """Return the training at a rate, a seed and (of a probe) the step at which it leaves the search, see `_limit`."""
-    first_stage: Callable[[float], Cell] | None = None
+    first_stage: Callable[[float], Job] | None = None
     """Return the short training that selects rates for whole trainings, see `_in_full`; None: all rates are trained in
     full."""
     corpus: str | None = None
@@ -82,7 +82,7 @@ class Score:
     def search_seeds(self) -> list[int]:
         return [SELECTION_SEED + index for index in range(self.num_seeds)]
 
-    def all_seeds(self, rate: float, limit: int | None = None) -> list[Cell]:
+    def all_seeds(self, rate: float, limit: int | None = None) -> list[Job]:
         """The trainings of a rate on the search seeds."""
         return [self.at(rate, seed, limit) for seed in self.search_seeds]
 
@@ -155,11 +155,11 @@ def _in_full(score: Score, first: Trials) -> Program[dict[float, list[Trial]]]:
         best = score.order(full)[0]
 
 
-def _tried(score: Score, cells: Mapping[float, Sequence[Cell]]) -> Program[dict[float, list[Trial]]]:
+def _tried(score: Score, cells: Mapping[float, Sequence[Job]]) -> Program[dict[float, list[Trial]]]:
     asked = [cell for group in cells.values() for cell in group]
     answers = dict(zip(asked, (yield asked), strict=True))
 
-    def trial(cell: Cell) -> Trial:
+    def trial(cell: Job) -> Trial:
         answer = answers[cell]
         if isinstance(answer, Failure | Unknown):
             raise Undecided(cell, answer)
@@ -201,7 +201,7 @@ class Found:
     """Results of the programs of scores, by the names of these."""
 
     choices: dict[str, Choice] = field(default_factory=dict)
-    scored: dict[str, list[Cell]] = field(default_factory=dict)
+    scored: dict[str, list[Job]] = field(default_factory=dict)
     undecided: dict[str, Undecided] = field(default_factory=dict)
 
 
@@ -293,7 +293,7 @@ def score_of_training(
     name = on_corpus(f"training {run.mixer}", corpus)
 
     @cache
-    def at(rate: float, seed: int, num_steps: int | None) -> Cell:
+    def at(rate: float, seed: int, num_steps: int | None) -> Job:
         settings, is_scored = run.settings, seed < SELECTION_SEED
         # The many curves of a search are not logged; its result stands in comparison.json.
         logger = settings.logger if is_scored else replace(settings.logger, mode="none")
@@ -301,10 +301,11 @@ def score_of_training(
         wanted = list(evaluations) if is_scored else []
         length = replace(run, num_steps=num_steps or run.num_steps)
         at_rate = with_identity(length, replace(settings, train=train, seed=seed, evaluations=wanted, logger=logger))
-        label = f"{name}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}"
-        return Cell(label=label, jobs=language_model_jobs(at_rate), rate=train.learning_rate)
+        job = language_model_job(at_rate)
+        job.label, job.task_label = f"{name}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}", name
+        return job
 
-    def first_stage(rate: float) -> Cell:
+    def first_stage(rate: float) -> Job:
         is_shorter = run.steps_per_epoch < run.num_steps
         return at(rate, SELECTION_SEED, run.steps_per_epoch if is_shorter else None)
 
@@ -334,11 +335,6 @@ def scores_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num_s
 
 
 def _score_of_task(job: ProbeJob, grid: Sequence[float], num_seeds: int) -> Score:
-    @cache
-    def at(rate: float, seed: int, limit: int | None) -> Cell:
-        at_rate = job.at(rate, seed, limit)
-        return Cell(label=at_rate.label, jobs=(at_rate,), rate=rate)
-
     return Score(
         name=job.task_label,
         variant=job.settings.mixer.name,
@@ -347,5 +343,5 @@ def _score_of_task(job: ProbeJob, grid: Sequence[float], num_seeds: int) -> Scor
         grid=grid,
         num_seeds=num_seeds,
         prepared=job,
-        at=at,
+        at=cache(job.at),
     )

@@ -7,15 +7,15 @@ first run are kept in the plan's folder and stay when the plan is continued else
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from attnbench.comparison.cells import Cell
+from attnbench.comparison.workers import Stack
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.environment import device_name
 from attnbench.results.files import replace_file
+from attnbench.results.job import Job
 from attnbench.settings.errors import UserError
 from attnbench.settings.text import read_object
 
@@ -90,18 +90,17 @@ def is_worth_compiling(job: ProbeJob, number: int, num_devices: int) -> bool:
     return job.device.type == "cuda" and saved > COMPILE_SECONDS
 
 
-def in_stacks(cells: Sequence[Cell], size_of: Size) -> list[tuple[Cell, ...]]:
+def in_stacks(jobs: Sequence[Job], size_of: Size) -> list[Stack]:
     """Group trainings of one shape into stacks of about equal size, none larger than `size_of` says."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        job = cell.jobs[0]
-        groups.setdefault(job.shape_hash if isinstance(job, ProbeJob) else job.config_hash, []).append(cell)
-    stacks: list[tuple[Cell, ...]] = []
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.shape_hash if isinstance(job, ProbeJob) else job.config_hash, []).append(job)
+    stacks: list[Stack] = []
     for group in groups.values():
-        job = group[0].jobs[0]
-        size = size_of(job) if isinstance(job, ProbeJob) else 1
-        if size > 1:
-            group = [replace(cell, in_stack=True) for cell in group]
+        size = size_of(group[0]) if isinstance(group[0], ProbeJob) else 1
+        for job in group:
+            if isinstance(job, ProbeJob):
+                job.in_stack = size > 1
         number = -(-len(group) // size)
         stacks += [
             tuple(group[index * len(group) // number : (index + 1) * len(group) // number]) for index in range(number)
@@ -109,11 +108,11 @@ def in_stacks(cells: Sequence[Cell], size_of: Size) -> list[tuple[Cell, ...]]:
     return stacks
 
 
-def compiled(cells: Sequence[Cell], num_devices: int) -> None:
+def compiled(jobs: Sequence[Job], num_devices: int) -> None:
     """Mark the trainings outside stacks, and compile them if it is worth it."""
-    number = Counter(job.shape_hash for cell in cells for job in cell.jobs if isinstance(job, ProbeJob))
-    for cell in cells:
-        for job in cell.jobs:
-            if isinstance(job, ProbeJob) and not cell.in_stack:
-                job.stack = 1
-                job.compiled = is_worth_compiling(job, number[job.shape_hash], num_devices)
+    probes = [job for job in jobs if isinstance(job, ProbeJob)]
+    number = Counter(job.shape_hash for job in probes)
+    for job in probes:
+        if not job.in_stack:
+            job.stack = 1
+            job.compiled = is_worth_compiling(job, number[job.shape_hash], num_devices)

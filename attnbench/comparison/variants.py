@@ -4,18 +4,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from attnbench.comparison.cells import ByKind, by_kind
 from attnbench.comparison.search import Score, score_of_training, scores_of_probe
-from attnbench.evals.base import SystemEvaluation
+from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
 from attnbench.evals.runners.system import SystemJob
 from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
-from attnbench.settings.registry import build
-from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings
+from attnbench.settings.registry import build, resolve
+from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, PlanSettings, RunSettings
 from attnbench.training.prepare import Run, prepare
 
 Compose = Callable[[Sequence[str]], RunSettings]
 """From the words of an attnbench train command line to its settings."""
+
+
+class ByKind(NamedTuple):
+    """Evaluations by what they need."""
+
+    of_checkpoints: list[EvaluationSettings]
+    probes: list[EvaluationSettings]
+    system: list[EvaluationSettings]
+
+
+def by_kind(settings: RunSettings) -> ByKind:
+    """Sort evaluations by what they need."""
+    groups: dict[type, list[EvaluationSettings]] = {CheckpointEvaluation: [], Probe: [], SystemEvaluation: []}
+    for evaluation in settings.evaluations:
+        cls = resolve(evaluation.target, Evaluation)
+        kind = next((kind for kind in groups if issubclass(cls, kind)), None)
+        if kind is None:
+            names = ", ".join(kind.__name__ for kind in groups)
+            raise UserError(f"eval.{evaluation.name}: {cls.__name__} must be one of {names}, not an Evaluation alone")
+        groups[kind].append(evaluation)
+    return ByKind(*groups.values())
 
 
 class Variant(NamedTuple):
@@ -56,9 +76,9 @@ def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str
         ]
     trained = [it for it in kinds.system if build(it.target, it.options, SystemEvaluation).trains]
     timed = [
-        SystemJob(on_it, evaluation)
+        SystemJob(on_it, evaluation, corpus=None if is_one else corpus)
         for evaluation in kinds.system
-        for on_it in (runs.values() if evaluation in trained else [run])
+        for corpus, on_it in (runs.items() if evaluation in trained else [(None, run)])
     ]
     elsewhere = {str(corpus): on_it for corpus, on_it in runs.items()} if not is_one else {}
     return Variant(run, kinds, scores, timed, elsewhere, tuple(it.name for it in trained))

@@ -24,15 +24,18 @@ log = logging.getLogger(__name__)
 
 
 class Job(ABC):
-    """Work that leaves one results file in its folder.
+    """Work that leaves one results file in its folder; a plan asks for jobs.
 
     Attributes:
         label: name for people: recall linear, num_pairs 16, lr 0.03, seed 0.
+        task_label: the label without rate and seed.
         experiment: its folder under outputs/.
         evaluation: of its rows: an evaluation, a bench, or TRAINING.
         config_hash: its identity, eight hex digits of everything that can change its numbers.
         folder: shared by the jobs of one model.
         device: locked while it runs.
+        evaluations: jobs in the same folder that follow it, of the checkpoints of a training.
+        is_timed: it runs alone on its device, in a process of its own.
         rerun: run although its results exist.
         shares_device: other jobs run on the device at the same time.
         plots: (metric, axis) pairs of its evaluation, the headline first.
@@ -40,11 +43,14 @@ class Job(ABC):
     """
 
     label: str
+    task_label: str
     experiment: str
     evaluation: str
     config_hash: str
     folder: Path
     device: torch.device
+    evaluations: tuple["Job", ...] = ()
+    is_timed: bool = False
     rerun: bool = False
     failure: UserError | Interrupted | None = None
     shares_device: bool = False
@@ -54,6 +60,20 @@ class Job(ABC):
     def results(self) -> Path:
         """The results file."""
         return self.folder / "results" / f"{self.evaluation}-{self.config_hash}.jsonl"
+
+    @property
+    def parts(self) -> tuple["Job", ...]:
+        """The job and the evaluations that follow it."""
+        return self, *self.evaluations
+
+    @property
+    def all_results(self) -> list[Path]:
+        """The results files of all its parts."""
+        return [part.results for part in self.parts]
+
+    def is_done(self) -> bool:
+        """Tell if all its results exist: a file gets its name once it is complete. A failed training's rows say so."""
+        return all(path.exists() for path in self.all_results)
 
     @abstractmethod
     def rows(self) -> Iterator[Measurement]:
@@ -115,11 +135,16 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
         for job in jobs:
             job.shares_device = shares_device
             # Another process may have finished it while this one waited.
-            done = not job.rerun and is_done(job)
+            done = not job.rerun and job.results.exists()
             job.announce(done=done)
-            # Results are read too: an altered file is refused by its name.
-            for _ in read_results(job.results) if done else record(job):
-                pass
+            if done:
+                # An altered file is refused by its name.
+                for _ in read_results(job.results):
+                    pass
+            else:
+                with results_of(job) as writer:
+                    for measurement in job.rows():
+                        job.write(writer, measurement)
             if isinstance(job.failure, Interrupted):
                 raise job.failure
         for job in jobs:
@@ -127,18 +152,11 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
                 raise job.failure
 
 
-def record(job: Job) -> Iterator[ResultRow]:
-    """Run one job in a folder and on a device that are held, and yield its rows."""
+def results_of(job: Job) -> ResultsWriter:
+    """Open the results file of a job whose folder and device are held."""
     protocol = job.protocol()
     named = {PROTOCOL: protocol_id(protocol)} if protocol is not None else {}
-    with ResultsWriter(job.results, identity(job, job.begin()), {**job.row_settings(), **named}) as writer:
-        for measurement in job.rows():
-            yield job.write(writer, measurement)
-
-
-def is_done(job: Job) -> bool:
-    """Tell if its results file exists: a file gets its name once it is complete."""
-    return job.results.exists()
+    return ResultsWriter(job.results, identity(job, job.begin()), {**job.row_settings(), **named})
 
 
 def identity(job: Job, stamp: dict[str, Any]) -> Identity:

@@ -52,7 +52,7 @@ class TrainingJob(TrainedJob):
     def __init__(self, run: Run, group: Group | None = None) -> None:
         self.run, self.group = run, group
         settings = run.settings
-        self.label = f"training {settings.mixer.name}"
+        self.label = self.task_label = f"training {settings.mixer.name}"
         self.experiment, self.config_hash = settings.experiment, run.config_hash
         self.folder, self.device, self.matched = run.folder, run.device, run.matched
         self.name, self.train, self.num_steps = run.mixer, run.train, run.num_steps

@@ -19,7 +19,7 @@ from attnbench.machine.environment import environment, environment_id
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import config_hash
-from attnbench.results.job import Job, record
+from attnbench.results.job import Job, results_of
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
 from benchmarks.peers.cases import CASES
@@ -137,8 +137,9 @@ class Contestant(Job):
             [self.evaluation, self.label, mixer, asdict(self.order), environment_id(self.built["environment"])]
         )
         (self.folder / "results").mkdir(parents=True, exist_ok=True)
-        for _ in record(self):
-            pass
+        with results_of(self) as writer:
+            for measurement in self.rows():
+                self.write(writer, measurement)
 
     def begin(self) -> dict[str, Any]:
         stamp = self.built["environment"]

@@ -25,8 +25,7 @@ import yaml
 from probe_settings import smoke_words
 from small import comparison_settings, compose_once, in_this_process, mixer_settings, python_path
 
-from attnbench.comparison import cells, compare, dry_run
-from attnbench.comparison.cells import Cell
+from attnbench.comparison import compare, dry_run, workers
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Kind, Progress, what_came_out
 from attnbench.machine.processes import Outcome
@@ -35,6 +34,7 @@ from attnbench.model.building import function_of
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections.answer import answer
 from attnbench.results.folder import ROOT
+from attnbench.results.job import Job
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import Measurement
 from attnbench.settings.combinations import check_plan
@@ -89,11 +89,11 @@ def compared(given: ComparisonSettings) -> Path:
     return compare.compare(given, compose_once)
 
 
-def recorder(calls: list[tuple[bool, list[Cell]]]) -> Callable[..., Iterator[Outcome]]:
+def recorder(calls: list[tuple[bool, list[Job]]]) -> Callable[..., Iterator[Outcome]]:
     """Stand in for `run_in_processes`; keep for each group whether every cell is to get a fresh process."""
 
     def run(
-        function: Callable[[Sequence[Cell]], None], items: Iterable[Sequence[Cell]], *, fresh: bool, **_: Any
+        function: Callable[[Sequence[Job]], None], items: Iterable[Sequence[Job]], *, fresh: bool, **_: Any
     ) -> Iterator[Outcome]:
         calls.append((fresh, []))
         for outcome in in_this_process(function, items):
@@ -104,12 +104,12 @@ def recorder(calls: list[tuple[bool, list[Cell]]]) -> Callable[..., Iterator[Out
 
 
 @pytest.fixture
-def ran(monkeypatch) -> Callable[[], list[Cell]]:
+def ran(monkeypatch) -> Callable[[], list[Job]]:
     """Cells that were run since this was asked last, all in this process: processes have tests of their own."""
-    calls: list[tuple[bool, list[Cell]]] = []
-    monkeypatch.setattr(cells, "run_in_processes", recorder(calls))
+    calls: list[tuple[bool, list[Job]]] = []
+    monkeypatch.setattr(workers, "run_in_processes", recorder(calls))
 
-    def since() -> list[Cell]:
+    def since() -> list[Job]:
         found = [cell for _, group in calls for cell in group]
         calls.clear()
         return found
@@ -118,11 +118,11 @@ def ran(monkeypatch) -> Callable[[], list[Cell]]:
 
 
 @pytest.fixture(scope="module")
-def whole(text, tmp_path_factory) -> tuple[Path, list[tuple[bool, list[Cell]]]]:
+def whole(text, tmp_path_factory) -> tuple[Path, list[tuple[bool, list[Job]]]]:
     """A finished comparison, which tests only read, and how its cells were run."""
-    calls: list[tuple[bool, list[Cell]]] = []
+    calls: list[tuple[bool, list[Job]]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "run_in_processes", recorder(calls))
+        patch.setattr(workers, "run_in_processes", recorder(calls))
         return compared(settings(text, tmp_path_factory.mktemp("outputs"))), calls
 
 
@@ -148,8 +148,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return listed
 
 
-def groups(ran: Iterable[Cell]) -> list[str]:
-    return sorted(cell.group for cell in ran)
+def groups(ran: Iterable[Job]) -> list[str]:
+    return sorted(cell.evaluation for cell in ran)
 
 
 def test_every_cell_is_run_once_what_is_scored_after_its_search_and_what_is_timed_last(whole):
@@ -171,7 +171,7 @@ def test_every_cell_is_run_once_what_is_scored_after_its_search_and_what_is_time
     assert [label.split()[0] for label in labels[-2:]] == ["throughput"] * 2
     # What is timed shares the device with nothing, and a process with nothing either.
     for fresh, group in calls:
-        assert all((cell.group == "throughput") == fresh == (not cell.shares_device) for cell in group)
+        assert all((cell.evaluation == "throughput") == fresh == (not cell.shares_device) for cell in group)
 
 
 def test_what_ran_beside_others_says_so(whole):
@@ -287,7 +287,7 @@ def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(te
     assert "num_heads" in failure["reason"]
     # Its column, with nothing in it.
     assert re.search(r"^ +softmax +odd *$", capsys.readouterr().out, re.MULTILINE)
-    assert [cell.jobs[0].columns()["variant"] for cell in ran()] == ["softmax"] * 3
+    assert [cell.columns()["variant"] for cell in ran()] == ["softmax"] * 3
 
 
 @pytest.mark.parametrize(
@@ -326,15 +326,15 @@ def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
 def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
     dies, num_failures, text, tmp_path, ran, monkeypatch
 ):
-    def dying(cell: Cell) -> None:
+    def dying(cell: Job) -> None:
         if cell.label.startswith(dies):
             raise RuntimeError("its process was ended by SIGKILL")
         whole(cell)
 
-    whole = cells.execute
+    whole = workers.execute
     given = settings(text, tmp_path, evaluations=["copy", "perplexity"], probe_seeds=[0])
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "execute", dying)
+        patch.setattr(workers, "execute", dying)
         with pytest.raises(UserError, match=f"^{num_failures} failed"):
             compared(given)
     failures = record(tmp_path / "little")["failures"]
@@ -465,7 +465,7 @@ def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_tha
         raise Interrupted("stopped", 130)
 
     given = settings(text, tmp_path, evaluations=["copy"])
-    monkeypatch.setattr(cells, "run_in_processes", four)
+    monkeypatch.setattr(workers, "run_in_processes", four)
     with pytest.raises(Interrupted):
         compared(given)
     content = record(tmp_path / "little")
@@ -488,7 +488,7 @@ def test_a_dry_run_times_whole_batches_where_they_are_short_and_divides_no_gpu_b
         return 5.0, job.overhead + job.each * num_sequences
 
     def seconds(device: str, overhead: float, each: float) -> float:
-        named = {"evaluation": "copy", "label": "copy softmax", "matched": True, "device": torch.device(device)}
+        named = {"evaluation": "copy", "task_label": "copy softmax", "matched": True, "device": torch.device(device)}
         train = {"train": SimpleNamespace(batch_size=64), "num_steps": 100, "overhead": overhead, "each": each}
         job = SimpleNamespace(**named, **train)
         given: Any = SimpleNamespace(settings=None, scores=[SimpleNamespace(prepared=job)])
@@ -551,13 +551,13 @@ def test_one_that_was_made_ahead_counts_from_when_it_runs(text, tmp_path, ran, m
 def test_workers_share_the_cores(device, number, threads, text, tmp_path, monkeypatch):
     """On a GPU however few cells there are: one that has as many threads is kept."""
     given = settings(text, tmp_path, num_workers=4)
-    monkeypatch.setattr(cells, "resolve_device", lambda device: torch.device(given.device))
-    monkeypatch.setattr(cells.torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(workers, "resolve_device", lambda device: torch.device(given.device))
+    monkeypatch.setattr(workers.torch, "get_num_threads", lambda: 8)
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(cells, "run_in_processes", lambda *_, **options: calls.append(options))
+    monkeypatch.setattr(workers, "run_in_processes", lambda *_, **options: calls.append(options))
     given.device = device
-    stacks = [(Cell(label="one", jobs=(), is_timed=False),)] * number
-    cells.run_here(given, stacks, is_timed=False, log=tmp_path / "output.log", number=number)
+    stacks = [(SimpleNamespace(label="one"),)] * number
+    workers.run_here(given, stacks, is_timed=False, log=tmp_path / "output.log", number=number)
     assert calls[0]["num_threads"] == threads
 
 
@@ -581,13 +581,13 @@ def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
     row = SimpleNamespace(measurement=Measurement(metric="perplexity", value=9.757, unit=unit))
     monkeypatch.setattr("attnbench.comparison.progress.read_or_failure", lambda paths: [row])
     job = SimpleNamespace(plots=[("perplexity", "sequence_length")])
-    cell = SimpleNamespace(results=(), jobs=[job], label="training softmax")
+    cell = SimpleNamespace(all_results=(), parts=[job], label="training softmax")
     assert what_came_out(cell) == said  # pyright: ignore[reportArgumentType]
 
 
 def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
     caplog.set_level("INFO", logger="attnbench")
-    waiting = [Cell(label=name, jobs=(), is_timed=False) for name in ("one", "two", "three", "four")]
+    waiting = [SimpleNamespace(label=name) for name in ("one", "two", "three", "four")]
     for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
         Progress(Counter(), {}).begin(waiting, at_a_time)
         assert caplog.records[-1].message == f"[0/0] ({running})"
@@ -609,7 +609,7 @@ def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_who
 
 
 def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run():
-    one, two, three, new = (Cell(label=name, jobs=(), is_timed=False) for name in ("one", "two", "three", "new"))
+    one, two, three, new = (SimpleNamespace(label=name) for name in ("one", "two", "three", "new"))
     progress = Progress(Counter(), {})
     progress.begin([one, two, three], 2)
     progress.extend([new])
@@ -706,7 +706,7 @@ def test_variants_that_are_one_model_in_an_evaluation_share_its_cells_there(
     folder = compared(settings(text, tmp_path, report=True, variants=variants, seeds=[0], probe_seeds=[0]))
     cells_run = ran()
     by_group = {
-        group: {cell.jobs[0].columns()["variant"] for cell in cells_run if cell.group == group} for group in GROUPS
+        group: {cell.columns()["variant"] for cell in cells_run if cell.evaluation == group} for group in GROUPS
     }
     # Copy gives all a convolution; flash is softmax by another kernel, which has its own speed.
     assert by_group == {

@@ -6,7 +6,7 @@ import pytest
 from probe_settings import smoke_words
 from small import TINY_RUN, comparison_settings, compose_once, in_this_process
 
-from attnbench.comparison import cells, compare
+from attnbench.comparison import compare, workers
 from attnbench.comparison.publish import publish_comparison
 from attnbench.settings.corners import expand
 from attnbench.settings.errors import UserError
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_charts")
 
 
 def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cells, "run_in_processes", in_this_process)
+    monkeypatch.setattr(workers, "run_in_processes", in_this_process)
     monkeypatch.setenv("COLUMNS", "80")
     plan = PlanSettings(
         name="parts",

@@ -68,7 +68,7 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
     comparison = Comparison(plan, compose)
     cells = [*comparison.recorded()[1].asked.values()]
     assert [score.grid for score in comparison.scores] == [[1e-3, 1e-2]] * len(finding.variants)
-    assert {job.settings.seed for cell in cells for job in cell.jobs} == {SELECTION_SEED, SELECTION_SEED + 1}
+    assert {job.settings.seed for cell in cells for job in cell.parts} == {SELECTION_SEED, SELECTION_SEED + 1}
     assert len(cells) == 2 * 2 * len(finding.variants)
     assert comparison.to_score() == []
     assert not comparison.timed()

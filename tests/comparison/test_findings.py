@@ -13,7 +13,7 @@ from small import compose_once, in_this_process
 
 from attnbench.cli.compose import CONF
 from attnbench.cli.reading_names import named_words, read_findings
-from attnbench.comparison import cells
+from attnbench.comparison import workers
 from attnbench.comparison.findings import plan_of, run_findings
 from attnbench.comparison.publish import publish_findings
 from attnbench.comparison.transfer import read_cells
@@ -40,7 +40,7 @@ def here(monkeypatch):
     def run(function, items, **_):
         yield from in_this_process(function, items)
 
-    monkeypatch.setattr(cells, "run_in_processes", run)
+    monkeypatch.setattr(workers, "run_in_processes", run)
 
 
 def finding(text: Path, **changed):
@@ -156,7 +156,7 @@ def test_a_training_that_failed_is_named_with_its_reason(text, tmp_path, monkeyp
     def broken(*_):
         raise UserError("the device went away")
 
-    monkeypatch.setattr(cells, "execute", broken)
+    monkeypatch.setattr(workers, "execute", broken)
     [found] = decided(settings(tmp_path, 2), finding(text))
     assert found["verdict"] == "not run"
     assert found["reason"].startswith("copy plain, lr 0.01, seed 0: the device went away")

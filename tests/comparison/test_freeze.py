@@ -15,7 +15,7 @@ import pytest
 from probe_settings import smoke_words
 from small import comparison_settings, compose_once, in_this_process
 
-from attnbench.comparison import cells, compare
+from attnbench.comparison import compare, workers
 from attnbench.comparison import freeze as freezing
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
@@ -48,7 +48,7 @@ def run(function, items, **_):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Cells run in this process: processes have tests of their own."""
-    monkeypatch.setattr(cells, "run_in_processes", run)
+    monkeypatch.setattr(workers, "run_in_processes", run)
 
 
 def settings(text: Path, outputs: Path, **changed) -> ComparisonSettings:
@@ -327,7 +327,7 @@ def scored_once(text, tmp_path_factory) -> Path:
     """A frozen plan, carried out."""
     outputs = tmp_path_factory.mktemp("scored")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "run_in_processes", run)
+        patch.setattr(workers, "run_in_processes", run)
         carried_out(settings(text, outputs, freeze=True))
         return carried_out(settings(text, outputs))
 

@@ -15,7 +15,7 @@ from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli.compose import CONF
 from attnbench.cli.reading import read_comparison
-from attnbench.comparison import cells, compare
+from attnbench.comparison import compare, workers
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import is_search
@@ -90,7 +90,7 @@ def made(monkeypatch):
         yield from in_this_process(function, items)
 
     monkeypatch.setattr(ProbeJob, "rows", rows)
-    monkeypatch.setattr(cells, "run_in_processes", run)
+    monkeypatch.setattr(workers, "run_in_processes", run)
 
 
 @pytest.mark.usefixtures("made", "one_thread")

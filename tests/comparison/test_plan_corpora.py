@@ -17,7 +17,7 @@ from probe_settings import smoke_words
 from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli.compose import CONF, compose
-from attnbench.comparison import cells, compare
+from attnbench.comparison import compare, workers
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
 from attnbench.report.inputs import read_inputs
@@ -85,7 +85,7 @@ def carried_out(given: ComparisonSettings, my_conf: Path) -> Path:
         return compose_once(words, config_dir=my_conf)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "run_in_processes", lambda function, items, **_: in_this_process(function, items))
+        patch.setattr(workers, "run_in_processes", lambda function, items, **_: in_this_process(function, items))
         return compare.compare(given, composed)
 
 

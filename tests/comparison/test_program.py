@@ -22,8 +22,12 @@ class Run:
         return Path(self.label)
 
     @property
-    def results(self) -> tuple[Path]:
-        return (Path(self.label),)
+    def results(self) -> Path:
+        return Path(self.label)
+
+    @property
+    def all_results(self) -> list[Path]:
+        return [self.results]
 
     def is_done(self) -> bool:
         return self.label in self.done

@@ -10,7 +10,6 @@ from probe_settings import probe_settings
 from small import compose_once
 
 from attnbench.comparison import search as searching
-from attnbench.comparison.cells import Cell
 from attnbench.comparison.program import Answer, Driver, Failure, Undecided, read_or_failure
 from attnbench.comparison.search import (
     Found,
@@ -23,7 +22,7 @@ from attnbench.comparison.search import (
     scores_of_probe,
 )
 from attnbench.evals.recall import Recall
-from attnbench.results.job import identity
+from attnbench.results.job import Job, identity
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
@@ -38,11 +37,11 @@ def searched(outputs: Path, **changed) -> RunSettings:
     return probe_settings(outputs, name="recall", **{"recall_learning_rates": GRID, **changed})
 
 
-def write(cell: Cell, metric: str, value: float | None, steps: int | None = None) -> None:
+def write(cell: Job, metric: str, value: float | None, steps: int | None = None) -> None:
     """A cell's results, as if it had been run; None for a training that diverged, or that never reached 0.95."""
     measured = {"parameters": 1000, metric: value, **({"steps_to_95": steps} if metric == "selection" else {})}
-    cell.results[0].parents[1].mkdir(parents=True, exist_ok=True)
-    with ResultsWriter(cell.results[0], identity(cell.jobs[0], STAMP)) as writer:
+    cell.results.parents[1].mkdir(parents=True, exist_ok=True)
+    with ResultsWriter(cell.results, identity(cell, STAMP)) as writer:
         for name, number in measured.items():
             status, reason = ("ok", "") if number is not None else ("diverged", "not finite")
             writer.write(
@@ -56,11 +55,11 @@ def searches(settings: RunSettings, num_seeds: int = 1) -> list[Score]:
     return scores_of_probe(settings, settings.evaluations[0], num_seeds)
 
 
-def answered(cell: Cell) -> Answer:
-    return read_or_failure(cell.results) if cell.is_done() else Failure("it left nothing")
+def answered(cell: Job) -> Answer:
+    return read_or_failure(cell.all_results) if cell.is_done() else Failure("it left nothing")
 
 
-def rounds(score: Score) -> Iterator[list[Cell]]:
+def rounds(score: Score) -> Iterator[list[Job]]:
     """Yield the trainings that a search asks for, call by call; what was written meanwhile answers it."""
     program, asked = searching.search(score), set()
     try:
@@ -74,7 +73,7 @@ def rounds(score: Score) -> Iterator[list[Cell]]:
         return
 
 
-def recorded(*alike: Score, seeds: tuple[int, ...] = ()) -> tuple[Found, list[Cell]]:
+def recorded(*alike: Score, seeds: tuple[int, ...] = ()) -> tuple[Found, list[Job]]:
     """Return the outcome of the existing results, and the trainings that were asked for."""
     found, driver = Found(), Driver()
     driver.run([rate_and_scores(alike, lambda score: seeds, found)])
@@ -85,7 +84,7 @@ def choice_of(score: Score) -> Choice:
     return recorded(score)[0].choices[score.name]
 
 
-def scored(score: Score, *seeds: int) -> list[Cell]:
+def scored(score: Score, *seeds: int) -> list[Job]:
     return recorded(score, seeds=seeds)[0].scored[score.name]
 
 
@@ -95,7 +94,7 @@ def chosen(settings: RunSettings, *scores: float | None) -> Choice:
     reached = dict(zip([*GRID, 3e-1, 1.0], scores, strict=False))
     for cells in rounds(search):
         for cell in cells:
-            write(cell, "selection", reached.get(cell.rate, 0.0))
+            write(cell, "selection", reached.get(cell.train.learning_rate, 0.0))
     return choice_of(search)
 
 
@@ -143,13 +142,11 @@ def test_the_best_rate_of_a_probe_solves_most_seeds_then_soonest_then_highest(sm
 
 def test_a_probe_is_searched_with_seeds_that_are_never_scored_and_each_is_kept(tmp_path):
     [search] = searches(searched(tmp_path), num_seeds=3)
-    assert {cell.jobs[0].settings.seed for cell in recorded(search)[1]} == {
-        SELECTION_SEED + index for index in range(3)
-    }
+    assert {cell.settings.seed for cell in recorded(search)[1]} == {SELECTION_SEED + index for index in range(3)}
     for cells in rounds(search):
         for cell in cells:
-            seed = cell.jobs[0].settings.seed - SELECTION_SEED
-            is_good = cell.rate == 1e-2
+            seed = cell.settings.seed - SELECTION_SEED
+            is_good = cell.train.learning_rate == 1e-2
             write(cell, "selection", 0.96 if is_good else 0.1 * seed, steps=300 if is_good else None)
     assert len(recorded(search)[1]) == 3 * len(GRID)
     found = choice_of(search)
@@ -169,20 +166,20 @@ def test_rates_leave_the_search_after_twice_the_steps_of_one_that_has_solved_all
     tried = {}
     for cells in rounds(search):
         for cell in cells:
-            tried.setdefault(cell.rate, set()).add(cell.jobs[0].limit)
-            steps = {1e-2: 300, 3e-2: 100}.get(cell.rate)
+            tried.setdefault(cell.train.learning_rate, set()).add(cell.limit)
+            steps = {1e-2: 300, 3e-2: 100}.get(cell.train.learning_rate)
             # 3e-3 solves two of its seeds, and soon.
-            steps = 40 if cell.rate == 3e-3 and cell.jobs[0].settings.seed > SELECTION_SEED else steps
-            slower = 20 * (cell.jobs[0].settings.seed - SELECTION_SEED)
+            steps = 40 if cell.train.learning_rate == 3e-3 and cell.settings.seed > SELECTION_SEED else steps
+            slower = 20 * (cell.settings.seed - SELECTION_SEED)
             write(cell, "selection", 0.96 if steps else 0.3, steps=steps + slower if steps else None)
     # The middle of the grid first, then the next on each side; the slowest of three seeds took 340 steps, then 140.
     assert list(tried.items()) == [(1e-2, {None}), (3e-3, {680}), (3e-2, {680}), (1e-1, {280})]
     assert choice_of(search).chosen == 3e-2
-    assert all(cell.jobs[0].limit is None for cell in scored(search, 0))
+    assert all(cell.limit is None for cell in scored(search, 0))
     # With fixed steps, as in published tables, none leaves.
     [fixed] = searches(searched(tmp_path / "fixed", recall_fixed_steps=True), num_seeds=3)
     for cells in rounds(fixed):
-        assert {cell.jobs[0].limit for cell in cells} == {None}
+        assert {cell.limit for cell in cells} == {None}
         for cell in cells:
             write(cell, "selection", 0.96, steps=300)
 
@@ -233,9 +230,9 @@ def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
     assert (first.source, second.source) == (second, None)
     for cells in rounds(second):
         for cell in cells:
-            write(cell, "selection", {1e-2: 0.9, 3e-2: 0.5}.get(cell.rate, 0.1))
+            write(cell, "selection", {1e-2: 0.9, 3e-2: 0.5}.get(cell.train.learning_rate, 0.1))
     found, asked = recorded(first, second)
-    assert sorted(cell.rate for cell in asked) == GRID
+    assert sorted(cell.train.learning_rate for cell in asked) == GRID
     of_neighbour, own = found.choices[second.name], found.choices[first.name]
     assert own.chosen == of_neighbour.chosen == 1e-2
     assert own.settings["sequence_length"] == 16
@@ -249,7 +246,7 @@ def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
     [search] = searches(settings)
     for cells in rounds(search):
         for cell in cells:
-            if cell.rate < 1e-1:
+            if cell.train.learning_rate < 1e-1:
                 write(cell, "selection", 0.5)
     reason = recorded(search)[0].undecided[search.name]
     assert str(reason).startswith("recall softmax, lr 0.1, search: has no results")
@@ -257,12 +254,12 @@ def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
 
 def test_searches_have_a_seed_of_their_own_and_scored_cells_the_plan_s(tmp_path):
     [search] = searches(searched(tmp_path))
-    assert {cell.jobs[0].settings.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
+    assert {cell.settings.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
     for cells in rounds(search):
         for cell in cells:
-            write(cell, "selection", 0.9 if cell.rate == 1e-2 else 0.1)
+            write(cell, "selection", 0.9 if cell.train.learning_rate == 1e-2 else 0.1)
     cells = scored(search, 0, 1)
-    assert [(cell.jobs[0].settings.seed, cell.rate) for cell in cells] == [(0, 1e-2), (1, 1e-2)]
+    assert [(cell.settings.seed, cell.train.learning_rate) for cell in cells] == [(0, 1e-2), (1, 1e-2)]
     assert len({cell.results for cell in cells}) == 2
 
 
@@ -282,15 +279,15 @@ def language_model(tmp_path_factory) -> Run:
 def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_model, tmp_path):
     own = replace(language_model, settings=replace(language_model.settings, outputs_dir=str(tmp_path)))
     search = score_of_training(own, language_model.settings.evaluations, GRID)
-    assert {cell.jobs[0].run.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
-    assert all(len(cell.jobs) == 1 for cell in recorded(search)[1])
+    assert {cell.run.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
+    assert all(len(cell.parts) == 1 for cell in recorded(search)[1])
     for cell, nats in zip(recorded(search)[1], (2.0, 1.5, 1.6, None), strict=True):
         write(cell, "nats_per_character", nats)
     found = choice_of(search)
     assert (found.chosen, found.at_edge, found.evaluation) == (1e-2, False, "training")
     cells = scored(search, 0, 1, 2)
-    assert [cell.jobs[0].run.train.learning_rate for cell in cells] == [1e-2] * 3
-    assert [len(cell.results) for cell in cells] == [2, 2, 2]
+    assert [cell.run.train.learning_rate for cell in cells] == [1e-2] * 3
+    assert [len(cell.all_results) for cell in cells] == [2, 2, 2]
 
 
 def in_stages(run: Run, outputs: Path) -> Score:
@@ -304,15 +301,15 @@ def test_of_language_models_the_best_after_an_epoch_and_its_neighbours_are_train
     search = in_stages(language_model, tmp_path)
     stages = rounds(search)
     first = next(stages)
-    assert [cell.jobs[0].run.num_steps for cell in first] == [language_model.steps_per_epoch] * len(GRID)
+    assert [cell.run.num_steps for cell in first] == [language_model.steps_per_epoch] * len(GRID)
     assert first[0].label.endswith("lr 0.003, search, one epoch")
     # The second best is no neighbour of the best.
     for cell, nats in zip(first, (2.0, 1.5, 1.7, 1.6), strict=True):
         write(cell, "nats_per_character", nats)
     second = next(stages)
-    assert [cell.rate for cell in second] == [3e-3] * 3 + [1e-2] * 3 + [3e-2] * 3
-    assert [cell.jobs[0].run.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 3
-    assert {cell.jobs[0].run.num_steps for cell in second} == {search.prepared.run.num_steps}
+    assert [cell.train.learning_rate for cell in second] == [3e-3] * 3 + [1e-2] * 3 + [3e-2] * 3
+    assert [cell.run.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 3
+    assert {cell.run.num_steps for cell in second} == {search.prepared.run.num_steps}
     for cell, nats in zip(second, (1.8, 1.8, None, 1.2, 1.3, 1.2, 1.3, 1.3, 1.4), strict=True):
         write(cell, "nats_per_character", nats)
     assert next(stages, None) is None
@@ -340,11 +337,11 @@ def test_of_language_models_the_best_in_full_has_both_neighbours_in_full(
     search = in_stages(language_model, tmp_path)
     asked = []
     for cells in rounds(search):
-        asked.append({cell.rate for cell in cells})
+        asked.append({cell.train.learning_rate for cell in cells})
         for cell in cells:
-            is_first = cell.jobs[0].run.num_steps == language_model.steps_per_epoch
+            is_first = cell.run.num_steps == language_model.steps_per_epoch
             scores = after_an_epoch if is_first else in_full
-            write(cell, "nats_per_character", scores[GRID.index(cell.rate)])
+            write(cell, "nats_per_character", scores[GRID.index(cell.train.learning_rate)])
     assert asked == [{*GRID}, *stages]
     found = choice_of(search)
     assert (found.chosen, found.at_edge) == (chosen, at_edge)
@@ -358,5 +355,5 @@ def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):
         recall_learning_rates=[3e-3, 1e-2],
     )  # fmt: skip
     first, second = searches(settings)
-    assert [cell.rate for cell in recorded(first)[1]] == [3e-3, 1e-2]
+    assert [cell.train.learning_rate for cell in recorded(first)[1]] == [3e-3, 1e-2]
     assert second.source is first

@@ -8,8 +8,7 @@ import torch
 from probe_settings import probe_settings, smoke_words
 from small import TINY_RUN, comparison_settings, compose_once, in_this_process
 
-from attnbench.comparison import cells, compare, stacks
-from attnbench.comparison.cells import Cell
+from attnbench.comparison import compare, stacks, workers
 from attnbench.comparison.stacks import compiled, in_stacks, measured_size, sizes
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.settings.errors import UserError
@@ -24,17 +23,13 @@ def jobs_in(folder, number, **options):
     return [first.at(1e-2, seed) for seed in range(number)]
 
 
-def cells_of(jobs):
-    return [Cell(label=job.label, jobs=(job,)) for job in jobs]
-
-
 def test_trainings_that_differ_in_numbers_alone_are_stacked(tmp_path):
     first, [other] = jobs_in(tmp_path, 4), jobs_in(tmp_path, 1, copy_num_steps=7)
-    cells = cells_of([*first[:2], other, *first[2:]])
+    cells = [*first[:2], other, *first[2:]]
     assert [len(group) for group in in_stacks(cells, lambda job: 1)] == [1] * 5
     groups = in_stacks(cells, lambda job: 3)
     assert [len(group) for group in groups] == [2, 2, 1]
-    assert [cell.jobs[0] for cell in groups[0]] == first[:2]
+    assert [*groups[0]] == first[:2]
     assert all(cell.in_stack for group in groups for cell in group)
     assert len({job.config_hash for job in first}) == 4
     assert first[0].shape_hash == replace(first[1], limit=5).shape_hash != other.shape_hash
@@ -84,13 +79,13 @@ def test_trainings_are_compiled_where_it_saves_more_than_it_takes(
 ):
     monkeypatch.setattr(stacks, "activations", lambda job: elements)
     jobs = jobs_in(tmp_path, number, copy_num_steps=1000)
-    compiled(cells_of(jobs), num_devices)
+    compiled(jobs, num_devices)
     assert not any(job.compiled for job in jobs)
     for job in jobs:
         job.device = CUDA
-    compiled([replace(cell, in_stack=True) for cell in cells_of(jobs)], num_devices)
+    compiled([replace(cell, in_stack=True) for cell in jobs], num_devices)
     assert not any(job.compiled for job in jobs)
-    compiled(cells_of(jobs), num_devices)
+    compiled(jobs, num_devices)
     assert {job.compiled for job in jobs} == {expected}
     assert {job.row_settings()["stack"] for job in jobs} == {1}
     assert ("compiled" in jobs[0].row_settings()) == expected
@@ -99,7 +94,7 @@ def test_trainings_are_compiled_where_it_saves_more_than_it_takes(
 def test_workers_of_one_device_are_not_counted_as_devices(text, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(compare, "compiled", lambda group, num_devices: asked.append(num_devices))
-    monkeypatch.setattr(cells, "run_in_processes", in_this_process)
+    monkeypatch.setattr(workers, "run_in_processes", in_this_process)
     plan = PlanSettings(
         name="little",
         overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("copy")],

@@ -15,14 +15,15 @@ import pytest
 from probe_settings import probe_settings
 from small import comparison_settings, identity_of, in_this_process
 
-from attnbench.comparison import cells as running
 from attnbench.comparison import imports, transfer
-from attnbench.comparison.cells import Cell, execute
+from attnbench.comparison import workers as running
 from attnbench.comparison.imports import check_together, check_value, compare_again, import_cells
 from attnbench.comparison.program import ask_for
 from attnbench.comparison.search import scores_of_probe
 from attnbench.comparison.transfer import export_cells, with_ending
+from attnbench.comparison.workers import execute
 from attnbench.results.files import MAX_LINE_BYTES
+from attnbench.results.job import Job
 from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import IMPORTED, Measurement, ResultRow
@@ -47,7 +48,7 @@ def plan_in(outputs: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory) -> list[Cell]:
+def cells(tmp_path_factory) -> list[Job]:
     """Two finished cells of one experiment; tests only read them."""
     found = plan_in(tmp_path_factory.mktemp("outputs")).cells
     for cell in found:
@@ -57,7 +58,7 @@ def cells(tmp_path_factory) -> list[Cell]:
 
 @pytest.fixture(scope="module")
 def experiment(cells) -> Path:
-    return cells[0].results[0].parents[3]
+    return cells[0].results.parents[3]
 
 
 @pytest.fixture
@@ -88,23 +89,23 @@ def test_rows_settings_and_environments_are_carried_and_nothing_else(cells, expe
     assert {Path(name).suffix for name in taken} == {".jsonl", ".json", ".yaml"}
     assert not any("checkpoint" in name or "metrics" in name for name in taken)
     for cell in cells:
-        assert read_results(tmp_path / "other" / cell.results[0].relative_to(experiment))
+        assert read_results(tmp_path / "other" / cell.results.relative_to(experiment))
 
 
 def test_results_that_are_here_are_kept_and_missing_ones_taken(cells, experiment, exported, tmp_path):
     shutil.copytree(experiment, tmp_path / "here")
-    first, second = (tmp_path / "here" / cell.results[0].relative_to(experiment) for cell in cells)
+    first, second = (tmp_path / "here" / cell.results.relative_to(experiment) for cell in cells)
     second.unlink()
     before = first.stat().st_mtime_ns
     assert import_cells(exported, tmp_path / "here", plan_in) == 1
     assert first.stat().st_mtime_ns == before
-    assert [row.identity for row in read_results(second)] == [row.identity for row in read_results(cells[1].results[0])]
+    assert [row.identity for row in read_results(second)] == [row.identity for row in read_results(cells[1].results)]
     assert import_cells(exported, tmp_path / "here", plan_in) == 0
 
 
 def test_results_that_are_there_are_exported(cells, experiment, tmp_path):
     shutil.copytree(experiment, tmp_path / "here")
-    path = tmp_path / "here" / cells[0].results[0].relative_to(experiment)
+    path = tmp_path / "here" / cells[0].results.relative_to(experiment)
     path.unlink()
     assert export_cells(tmp_path / "here", tmp_path / "rows.jsonl") == 1
     with pytest.raises(UserError, match="no complete results"):
@@ -350,7 +351,7 @@ def test_a_cell_has_as_many_marks_as_it_may_have_been_carried(exported, tmp_path
 
 def test_an_imported_cell_says_so_in_every_row_and_goes_on_saying_so(exported, cells, experiment, tmp_path):
     import_cells(exported, tmp_path / "other", plan_in)
-    path = tmp_path / "other" / cells[0].results[0].relative_to(experiment)
+    path = tmp_path / "other" / cells[0].results.relative_to(experiment)
     [mark] = read_results(path)[0].measurement.settings[IMPORTED]
     assert mark["sha256"] == hashlib.sha256(exported.read_bytes()).hexdigest()
     assert all(row.measurement.settings[IMPORTED] == [mark] for row in read_results(path))
@@ -367,7 +368,7 @@ def test_an_import_check_trains_cells_again_and_refuses_other_numbers(
 ):
     monkeypatch.setattr(running, "run_in_processes", in_this_process)
     checked = import_cells(exported, tmp_path / "other", plan_in, check=2)
-    path = tmp_path / "other" / cells[0].results[0].relative_to(experiment)
+    path = tmp_path / "other" / cells[0].results.relative_to(experiment)
     assert (checked, read_results(path)[0].measurement.settings[IMPORTED][0]["check"]) == (
         2,
         "2 of 2 trainings ran again: 2 equal",
@@ -392,7 +393,7 @@ def test_a_check_on_another_machine_allows_what_it_says():
 
 def test_what_is_exported_is_imported_long_results_too_and_beside_files_of_the_user(cells, experiment, tmp_path):
     shutil.copytree(experiment, tmp_path / "here")
-    path = tmp_path / "here" / cells[0].results[0].relative_to(experiment)
+    path = tmp_path / "here" / cells[0].results.relative_to(experiment)
     *rows, ending = path.read_text().splitlines()
     more = [
         json.dumps(row | {"settings": row["settings"] | {"position": index}})
@@ -483,7 +484,7 @@ def test_a_packed_file_that_is_none_or_unpacks_to_too_much_is_refused(
 def test_nothing_is_written_over_a_symbolic_link(depth, cells, experiment, exported, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
-    parts = cells[0].results[0].relative_to(experiment).parts[:depth]
+    parts = cells[0].results.relative_to(experiment).parts[:depth]
     link = (tmp_path / "outputs" / "other").joinpath(*parts)
     link.parent.mkdir(parents=True)
     link.symlink_to(outside if depth < 4 else outside / "file")

@@ -9,12 +9,14 @@ import pytest
 from probe_settings import EVALUATIONS, evaluation_class, smoke, smoke_words
 from small import compose_once
 
-from attnbench.comparison.cells import Cell, by_kind, execute, system_cell
 from attnbench.comparison.search import scores_of_probe
+from attnbench.comparison.variants import by_kind
+from attnbench.comparison.workers import execute
 from attnbench.evals import perplexity
 from attnbench.evals.base import Evaluation
-from attnbench.evals.runners.checkpoint import language_model_jobs
+from attnbench.evals.runners.checkpoint import language_model_job
 from attnbench.evals.runners.system import SystemJob
+from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
@@ -37,20 +39,20 @@ def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: A
     return compose_once([*SMALL, *own, *overrides])
 
 
-def cells_of(own: RunSettings) -> list[Cell]:
+def cells_of(own: RunSettings) -> list[Job]:
     """The evaluation's cells, at one rate and seed."""
     _, probes, system = by_kind(own)
     if probes:
         return [score.at(1e-2, own.seed, None) for score in scores_of_probe(own, probes[0])]
     run = prepare(own)
-    return [system_cell(SystemJob(run, system[0])) if system else Cell(label="", jobs=language_model_jobs(run))]
+    return [SystemJob(run, system[0]) if system else language_model_job(run)]
 
 
 def measured(own: RunSettings) -> list[ResultRow]:
     found = []
     for cell in cells_of(own):
         execute(cell)
-        found += [row for path in cell.results for row in read_results(path)]
+        found += [row for path in cell.all_results for row in read_results(path)]
     return [row for row in found if row.identity.evaluation == own.evaluations[0].name]
 
 

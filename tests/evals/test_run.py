@@ -25,7 +25,7 @@ from small import compose_once
 from attnbench.comparison.execute import run
 from attnbench.comparison.publish import publish_runs
 from attnbench.evals.perplexity import full_context
-from attnbench.evals.runners.checkpoint import language_model_jobs
+from attnbench.evals.runners.checkpoint import language_model_job
 from attnbench.model.stored import load_model
 from attnbench.report.terminal import print_summary
 from attnbench.results.folder import ROOT
@@ -364,7 +364,7 @@ def test_the_rows_of_a_finished_training_are_made_again_from_its_checkpoint(copi
 def test_the_speed_of_a_training_that_was_not_alone_is_not_made_up(folder, tmp_path):
     write_text(tmp_path / "small.txt", seed=0)
     settings = compose_once(words(tmp_path))
-    jobs = language_model_jobs(prepare(replace(settings, evaluations=[])))
+    jobs = language_model_job(prepare(replace(settings, evaluations=[]))).parts
     run_jobs(jobs, shares_device=True)
     path = jobs[0].results
     rows = read_results(path)

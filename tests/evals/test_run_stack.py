@@ -10,15 +10,15 @@ import pytest
 import torch
 from probe_settings import probe_settings
 
-from attnbench.comparison.cells import Cell, execute_together
 from attnbench.comparison.stacks import in_stacks
+from attnbench.comparison.workers import execute_stack
 from attnbench.evals.lib import scoring, solving
 from attnbench.evals.runners import stack as runner
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.evals.runners.stack import run_stack
 from attnbench.mixers.softmax import Softmax
-from attnbench.results.job import is_done, run_jobs
+from attnbench.results.job import run_jobs
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import Interrupted
@@ -60,7 +60,7 @@ def test_every_training_leaves_the_rows_of_one_alone(tmp_path):
     for job in alone:
         run_jobs([job])
     for ours, theirs in zip(stacked, alone, strict=True):
-        assert is_done(ours)
+        assert ours.is_done()
         assert ours.folder.name == theirs.folder.name
         assert numbers_of(ours) == numbers_of(theirs)
         assert {row.measurement.settings["stack"] for row in rows_of(ours).values()} == {4}
@@ -150,7 +150,7 @@ def test_a_stop_keeps_all_of_them_and_they_end_as_if_it_had_never_come(tmp_path,
     monkeypatch.setattr(runner, "train_stack", stopping)
     with pytest.raises(Interrupted, match="stopped at step 4"):
         run_stack(stopped, shares_device=False)
-    assert not any(is_done(job) for job in stopped)
+    assert not any(job.is_done() for job in stopped)
     stops = False
     resumed = jobs_in(tmp_path / "stopped")
     run_stack(resumed, shares_device=False)
@@ -163,8 +163,8 @@ def test_a_stop_keeps_all_of_them_and_they_end_as_if_it_had_never_come(tmp_path,
 
 def test_cells_of_a_stack_are_run_as_one(tmp_path):
     jobs = jobs_in(tmp_path)
-    for group in in_stacks([Cell(label=job.label, jobs=(job,)) for job in jobs], lambda job: 3):
-        execute_together(group)
+    for group in in_stacks(jobs, lambda job: 3):
+        execute_stack(group)
     assert [rows_of(job)["selection"].measurement.settings["stack"] for job in jobs] == [2, 2, 2, 2]
 
 

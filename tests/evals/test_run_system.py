@@ -15,7 +15,7 @@ from probe_settings import BATTERY, evaluation_class, smoke_words
 from small import compose_once, python_path
 
 from attnbench.comparison import execute as run_model
-from attnbench.comparison.cells import execute, system_cell
+from attnbench.comparison.workers import execute
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.runners.system import SystemJob
 from attnbench.evals.throughput import Throughput
@@ -53,7 +53,7 @@ def battery(tmp_path_factory, alone) -> Path:
     words = [*SMALL, "eval=battery", f"outputs_dir={tmp_path_factory.mktemp('outputs')}", *smoke_words(*BATTERY)]
 
     def run_here(function, cell, **_) -> None:
-        alone.append(cell.group)
+        alone.append(cell.evaluation)
         function(cell)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -244,13 +244,13 @@ def _is_running(pid: int) -> bool:
 
 def test_a_system_cell_is_run_once(tmp_path):
     own = settings(tmp_path)
-    cell = system_cell(job(own))
+    cell = job(own)
     assert cell.is_timed
     assert not cell.is_done()
     execute(cell)
     assert cell.is_done()
-    before = cell.results[0].stat().st_mtime_ns
+    before = cell.results.stat().st_mtime_ns
     execute(cell)
-    assert cell.results[0].stat().st_mtime_ns == before
-    execute(system_cell(job(replace(own, rerun=True))))
-    assert cell.results[0].stat().st_mtime_ns > before
+    assert cell.results.stat().st_mtime_ns == before
+    execute(job(replace(own, rerun=True)))
+    assert cell.results.stat().st_mtime_ns > before

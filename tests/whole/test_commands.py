@@ -17,7 +17,7 @@ from scripts_here import run_here
 from small import BENCHES, TINY_RUN, compose_once, in_this_process, python_path
 
 from attnbench.cli.compose import CONF
-from attnbench.comparison import cells
+from attnbench.comparison import workers
 from attnbench.evals.base import Probe
 from attnbench.mixers.contract import PROMISES
 from attnbench.settings.registry import build
@@ -143,7 +143,7 @@ def plan_words(words: Sequence[str] = ("plan=demo",)) -> list[str]:
 @pytest.fixture(scope="module")
 def compared(folder) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "run_in_processes", in_this_process)
+        patch.setattr(workers, "run_in_processes", in_this_process)
         said = call(folder, "compare", "plan=demo", *plan_words())
     header = next(line.split() for line in said.splitlines() if line.lstrip().startswith("softmax"))
     assert header == ["softmax", "flash", "linear", "gated_deltanet"]

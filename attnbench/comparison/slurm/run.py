@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.cells import Cell
 from attnbench.comparison.slurm.queue import array_job, end_of, tasks_in_queue
 from attnbench.comparison.slurm.task import TIMED_HOST, Part, different_host, machine_of, name_of, outcomes_of
+from attnbench.comparison.workers import Stack
 from attnbench.machine.processes import Outcome
 from attnbench.results.files import replace_file
+from attnbench.results.job import Job
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.registry import TRUSTED
 from attnbench.settings.schema import ComparisonSettings
@@ -75,8 +76,8 @@ class Submission:
 
 
 def run_on_slurm(
-    settings: ComparisonSettings, stacks: Sequence[tuple[Cell, ...]], folder: Path, *, is_timed: bool
-) -> Generator[Outcome[tuple[Cell, ...]], None, None]:
+    settings: ComparisonSettings, stacks: Sequence[Stack], folder: Path, *, is_timed: bool
+) -> Generator[Outcome[Stack], None, None]:
     """Submit the cells that no job has yet, and yield an outcome for each cell.
 
     Raises:
@@ -112,8 +113,8 @@ def run_on_slurm(
 
 
 def _collect(
-    known: Sequence[Submission], cells: dict[str, Cell], home: Path, *, waits: bool
-) -> Iterator[Outcome[tuple[Cell, ...]]]:
+    known: Sequence[Submission], cells: dict[str, Job], home: Path, *, waits: bool
+) -> Iterator[Outcome[Stack]]:
     """Yield the outcome of each cell once its task has written it, or has ended."""
     left, gone, said = dict(cells), Counter(), ""
     jobs = " ".join(one.job for one in known)
@@ -155,9 +156,7 @@ def _active(known: Sequence[Submission]) -> dict[str, str]:
     return tasks
 
 
-def _submit(
-    settings: ComparisonSettings, stacks: Sequence[tuple[Cell, ...]], home: Path, *, is_timed: bool
-) -> Submission:
+def _submit(settings: ComparisonSettings, stacks: Sequence[Stack], home: Path, *, is_timed: bool) -> Submission:
     """Submit stacks as an array job; timed cells are one task, on the host of the earlier ones."""
     number = 1 if is_timed else min(settings.slurm.tasks, len(stacks))
     host = home / TIMED_HOST

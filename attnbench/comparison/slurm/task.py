@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.cells import Cell, run_here
+from attnbench.comparison.workers import Stack, run_here
 from attnbench.machine.environment import machine
 from attnbench.machine.processes import Outcome
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import read_json_lines, replace_file
 from attnbench.results.folder import ROOT
+from attnbench.results.job import Job
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import ComparisonSettings
@@ -30,7 +31,7 @@ class Part:
     """Cells of one task; submitit pickles it and calls it on the node."""
 
     settings: ComparisonSettings
-    stacks: Sequence[tuple[Cell, ...]]
+    stacks: Sequence[Stack]
     is_timed: bool
     outcomes: Path
     """Prefix of the files with a line per cell, one file for each start of the task."""
@@ -78,7 +79,7 @@ class Part:
             return f"{node_name()} is not the machine that the plan was made on: {'; '.join(changed)}"
         return different_host(self.outcomes.parent, keeps=True)
 
-    def _keep(self, outcome: Outcome[tuple[Cell, ...]]) -> None:
+    def _keep(self, outcome: Outcome[Stack]) -> None:
         # One file per start of the task: a torn line spoils no other.
         path = self.outcomes.with_name(f"{self.outcomes.name}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.jsonl")
         with path.open("a", encoding="utf-8") as file:
@@ -93,9 +94,9 @@ class Part:
         return DelayedSubmission(self)
 
 
-def machine_of(cell: Cell) -> dict[str, Any]:
+def machine_of(cell: Job) -> dict[str, Any]:
     """Return the identity of this machine for a timed cell."""
-    return machine(cell.jobs[0].device, ROOT)
+    return machine(cell.device, ROOT)
 
 
 def node_name() -> str:
@@ -127,9 +128,9 @@ def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> 
     )
 
 
-def name_of(cell: Cell) -> str:
-    """Name a cell by its first results file."""
-    return "/".join(cell.results[0].parts[-4:])
+def name_of(cell: Job) -> str:
+    """Name a cell by its results file."""
+    return "/".join(cell.results.parts[-4:])
 
 
 def outcomes_of(beginning: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ class EvaluationJob(Job):
     def __init__(self, run: Run, settings: EvaluationSettings) -> None:
         self.run, self.settings = run, settings
         code = code_of([settings.target], ["evals"])
-        self.label = f"evaluating {settings.name} of {run.mixer}"
+        self.label = self.task_label = f"evaluating {settings.name} of {run.mixer}"
         self.experiment, self.evaluation = run.settings.experiment, settings.name
         self.config_hash = hash_with_code([run.config_hash, settings.target, settings.options], code)
         self.folder, self.device, self.rerun = run.folder, run.device, run.settings.rerun
@@ -76,6 +76,8 @@ class EvaluationJob(Job):
         yield from built.failed(self.run, failed.status, failed.reason)
 
 
-def language_model_jobs(run: Run, group: Group | None = None) -> tuple[Job, ...]:
-    """Return the training of a language model, by the processes of `group`, and the evaluations of its checkpoints."""
-    return TrainingJob(run, group), *(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)
+def language_model_job(run: Run, group: Group | None = None) -> TrainingJob:
+    """Return the training of a language model, by the processes of `group`, with the evaluations of its checkpoints."""
+    job = TrainingJob(run, group)
+    job.evaluations = tuple(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)
+    return job

@@ -71,6 +71,8 @@ class ProbeJob(TrainedJob):
     """Positions of a training sequence."""
     limit: int | None = None
     """Step at which a training that has not reached the threshold leaves its search; None: it goes on."""
+    in_stack: bool = False
+    """Stacks were asked for, even if this one has a single member."""
     stack: int | None = None
     """Number of trainings that are stepped together; None: no stack was asked for."""
     too_large: list[int] = field(default_factory=list)

@@ -13,7 +13,7 @@ from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.results.folder import recording_each
-from attnbench.results.job import is_done, record, run_jobs
+from attnbench.results.job import results_of, run_jobs
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.run import make_ready
 from attnbench.training.stack import Member, train_stack
@@ -38,11 +38,11 @@ def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Seque
         return
     folders = {job.folder: job for job in jobs}
     with (
-        recording_each(list(folders), waits=True, is_done=lambda folder: is_done(folders[folder])),
+        recording_each(list(folders), waits=True, is_done=lambda folder: folders[folder].is_done()),
         device_lock(jobs[0].device, shared=shares_device),
     ):
         # Inside the lock: another process may have finished some meanwhile.
-        todo = [job for job in jobs if job.rerun or not is_done(job)]
+        todo = [job for job in jobs if job.rerun or not job.is_done()]
         for job in todo:
             job.stack, job.too_large, job.shares_device = len(todo), list(too_large), True
         recorded: set[ProbeJob] = set()
@@ -92,8 +92,9 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
                 job.outcome = job.located(member.error, member.state)
             else:
                 job.outcome = job.trained(member.state)
-            for _ in record(job):
-                pass
+            with results_of(job) as writer:
+                for measurement in job.rows():
+                    job.write(writer, measurement)
             # Its views would keep the memory of the stack that goes on without it.
             job.outcome = job.sequences = job.look = None
             recorded.add(job)

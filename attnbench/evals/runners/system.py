@@ -12,6 +12,7 @@ from typing import Any
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.lib.rows import first_metric_without_number, until_out_of_memory
 from attnbench.machine.environment import machine
+from attnbench.results.corpora import on_corpus
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job
@@ -30,12 +31,21 @@ class SystemJob(Job):
 
     Args:
         there: `environment.timed_entries` of another machine that measured it; None: this machine.
+        corpus: name of the run's corpus, if a plan has several.
     """
 
-    def __init__(self, run: Run, settings: EvaluationSettings, there: Mapping[str, Any] | None = None) -> None:
+    is_timed = True
+
+    def __init__(
+        self,
+        run: Run,
+        settings: EvaluationSettings,
+        there: Mapping[str, Any] | None = None,
+        corpus: str | None = None,
+    ) -> None:
         self.run, self.settings, given = run, settings, run.settings
         code = code_of([settings.target], ["evals", "timing"])
-        self.label = f"{settings.name} {run.mixer}"
+        self.label = self.task_label = on_corpus(f"{settings.name} {run.mixer}", corpus)
         self.experiment, self.evaluation = given.experiment, settings.name
         identity = [run.config_hash, settings.target, settings.options, there or machine(run.device, ROOT)]
         self.config_hash = hash_with_code(identity, code)

@@ -5,12 +5,12 @@ channels per head of query and key and of the value. Every function is causal, d
 of its inputs: float32, bfloat16, or float64 on a CPU. States, decays and gates are float32 at least.
 
 `backend` is "torch", "triton" (our kernels, CUDA only), "fla" (flash-linear-attention) or "auto": triton on CUDA for
-head sizes that the kernels support, otherwise torch; see docs/backends.md. A backend that cannot run on this machine or
-for these sizes raises a UserError that names the remedy.
+head sizes that the kernels support, otherwise torch; see docs/backends.md. A backend that cannot run here raises a
+UserError that names the remedy.
 
-A recurrent function takes `memory`, the state before the first position, and then also returns the last state; without
-one it returns None. A single position with a state is a decoding step: triton has no gradient for it and may update the
-given state in place.
+A recurrent function takes the state before the first position as `memory` and returns the last state, or None if
+`memory` is None, which means zeros. A single position with a state is a decoding step: triton has no gradient for it
+and may update the given state in place.
 """
 
 import torch
@@ -89,10 +89,10 @@ def linear_attention(
 
     Args:
         feature_map: f: "elu" (elu(x) + 1), "relu" or "softmax" over the channels.
-        memory: S (B, H, K, K) and z (B, H, K) before the first position; None for zeros.
+        memory: S (B, H, K, K) and z (B, H, K).
 
     Returns:
-        y (B, T, H, K), and S and z after the last position or None.
+        y (B, T, H, K), and the last S and z.
     """
     heads, width = query_BTHK.shape[2:]
     backend = _resolve(linear.LINEAR_ATTENTION, backend, query_BTHK, width)
@@ -128,10 +128,10 @@ def gated_delta_rule(
         query_BTGK, key_BTGK: of unit length (`torch.nn.functional.normalize`), so that the state stays bounded.
         log_decay_BTH: log a_t <= 0.
         beta_BTH: b_t, from 0 to 1, or to 2 for negative eigenvalues.
-        memory: M (B, H, K, V) before the first position; None for zeros.
+        memory: M (B, H, K, V).
 
     Returns:
-        y (B, T, H, V), and M after the last position or None.
+        y (B, T, H, V), and the last M.
     """
     (groups, width), (heads, value_width) = query_BTGK.shape[2:], value_BTHV.shape[2:]
     log_decay, beta = at_least_float32(log_decay_BTH), at_least_float32(beta_BTH)
@@ -160,10 +160,10 @@ def scalar_decay(
 
     Args:
         log_decay_BTH: log a_t <= 0; (1, T, H) if all sequences share it.
-        memory: S (B, H, K, V) before the first position; None for zeros.
+        memory: S (B, H, K, V).
 
     Returns:
-        y (B, T, H, V), and S after the last position or None.
+        y (B, T, H, V), and the last S.
     """
     backend = _resolve(scalar.SCALAR_DECAY, backend, query_BTGK, value_BTHV.shape[3])
     query, log_decay = query_BTGK * query_BTGK.shape[3] ** -0.5, at_least_float32(log_decay_BTH)
@@ -190,10 +190,10 @@ def diagonal_decay(
         key_BTHK: of unit length if `beta_BTH` is given.
         log_decay_BTHK: log a_t <= 0.
         beta_BTH: b_t; None: nothing is erased and S_t = Diag(a_t) S_{t-1} + k_t v_t^T.
-        memory: S (B, H, K, V) before the first position; None for zeros.
+        memory: S (B, H, K, V).
 
     Returns:
-        y (B, T, H, V), and S after the last position or None.
+        y (B, T, H, V), and the last S.
     """
     backend = _resolve(diagonal.DIAGONAL_DECAY, backend, query_BTHK, value_BTHV.shape[3])
     strength = None if beta_BTH is None else at_least_float32(beta_BTH)[..., None]
@@ -220,13 +220,13 @@ def mlstm(
 
     Args:
         log_forget_BTH, log_write_BTH: log f_t <= 0, and log i_t.
-        memory: the state that an earlier call returned; None for zeros.
+        memory: the state that an earlier call returned.
 
     Returns:
         y (B, T, H, V) in float32 at least, and the last state (with torch also if none was given).
     """
     width, gates = query_BTHK.shape[3], (at_least_float32(log_forget_BTH), at_least_float32(log_write_BTH))
-    # Our kernels take the value with its normaliser, padded to a multiple of 16 channels.
+    # Our kernels see one column more for the normaliser, padded to a multiple of 16.
     backend = _resolve(exponential.MLSTM_RECURRENCE, backend, query_BTHK, 16)
     return exponential.mlstm(query_BTHK * width**-0.5, key_BTHK, value_BTHV, *gates, memory, backend)
 

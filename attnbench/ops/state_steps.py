@@ -26,7 +26,6 @@ class StepInputs(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """Device type, precision and channels per head."""
         query = self.query_B1HK
         return query.device.type, str(query.dtype).removeprefix("torch."), query.shape[-1]
 

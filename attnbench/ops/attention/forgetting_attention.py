@@ -15,12 +15,11 @@ from attnbench.ops.common.cumulative_sum import cumulative_sum
 
 def forgetting_bias(log_forget_BTH: Tensor, past_BSH: Tensor | None = None) -> Tensor:
     """Return log f_(s+1) + ... + log f_t for each pair of positions, as a difference of cumulative sums; (B, H, T, S).
-
     Pairs with s > t must be masked.
 
     Args:
         log_forget_BTH: of T positions, in float32 at least, for sums over long texts.
-        past_BSH: sum of log f from each earlier position to the last of them; None without earlier positions.
+        past_BSH: sum of log f from each earlier position to the last of them.
     """
     sum_BHT = cumulative_sum(log_forget_BTH).mT
     source_BHS = sum_BHT if past_BSH is None else torch.cat([-past_BSH.mT, sum_BHT], dim=2)
@@ -42,11 +41,7 @@ def forgetting_attention(
 def forgetting_prefill(
     query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, log_forget_BTH: Tensor, bias_BSH: Tensor, backend: str
 ) -> Tensor:
-    """Attend from the last T of S positions to all S; (B, T, H, K).
-
-    Args:
-        bias_BSH: of the cache's S positions; updated in place for the positions before the T, and filled in for the T.
-    """
+    """Attend from the last T of S positions to all S; (B, T, H, K). Update `bias_BSH`, of all S positions."""
     start = key_BSGK.shape[1] - query_BTHK.shape[1]
     past_BSH = bias_BSH[:, :start]
     if backend == "torch":

@@ -4,9 +4,8 @@ choice.
     y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
 
 Query heads may share a key/value head (Ainslie et al., 2023), and a window may hide earlier positions. A forget gate
-adds log f_(s+1) + ... + log f_t to the score of t and s (Lin et al., 2025). If there are fewer queries than keys, they
-belong to the last positions. The state is a cache of keys and values. `IMPLEMENTATIONS` in attention_kernels.py lists
-what each kernel supports.
+adds log f_(s+1) + ... + log f_t to the score of t and s (Lin et al., 2025). With fewer queries than keys, queries are
+at the last positions. The state is a cache of keys and values.
 """
 
 import torch
@@ -34,11 +33,7 @@ def definition(
     window: int | None,
     log_forget_BTH: Tensor | None = None,
 ) -> Tensor:
-    """Compute the sum in this module's docstring, one position and one head at a time; (B, T, H, V).
-
-    Args:
-        log_forget_BTH: log f_t of each query head; None for no forgetting.
-    """
+    """Compute the sum in this module's docstring, one position and one head at a time; (B, T, H, V)."""
     length, num_heads, width = query_BTHK.shape[1:]
     shared_by = num_heads // key_BTHK.shape[2]
     rows = []
@@ -67,12 +62,7 @@ def attend(
     visible_TS: Tensor,
     bias_BHTS: Tensor | None = None,
 ) -> Tensor:
-    """Compute softmax(q k^T / sqrt(K) + bias) v with materialised weights; (B, T, H, V).
-
-    Args:
-        visible_TS: true where the query's position may see the key's.
-        bias_BHTS: per query head; None for none.
-    """
+    """Compute softmax(q k^T / sqrt(K) + bias) v with materialised weights; (B, T, H, V)."""
     num_groups, width = key_BSHK.shape[2:]
     # Query heads are grouped by key/value head, so that these need not be repeated.
     query_BTGHK = (query_BTHK * width**-0.5).unflatten(2, (num_groups, -1))
@@ -123,11 +113,7 @@ def fused(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int 
 def fused_packed(
     mixed_BTC: Tensor, angles: Tensor | None, num_heads: int, num_key_value_heads: int, window: int | None
 ) -> Tensor:
-    """Attend by our kernel from packed query, key and value, which it rotates itself; (B, T, H × K).
-
-    Args:
-        angles: see ops/layers/rotary.py; None for no rotary positions.
-    """
+    """Attend by our kernel from packed query, key and value, rotated inside by `angles`, if given; (B, T, H × K)."""
     from attnbench.ops.attention.triton.flash_op import packed_flash_attention
 
     return packed_flash_attention(
@@ -145,8 +131,8 @@ def decode(
 ) -> Tensor:
     """Attend from a single query, T = 1, at `position` to the filled part of a cache; (B, 1, H, K).
 
-    triton reads the filled part alone. The other backends multiply by the whole cache and mask the rest: a single query
-    has no T × T weights to avoid, and shapes do not depend on the position, as a captured CUDA graph requires.
+    triton reads the filled part alone. Other backends multiply by the whole cache and mask the rest, so that shapes do
+    not depend on the position, as a captured CUDA graph requires.
     """
     if backend == "triton":
         from attnbench.ops.attention.triton.flash_decoding import flash_decoding
@@ -159,15 +145,14 @@ def decode(
 def attention_flops(
     length: int, num_heads: int, head_width: int, window: int | None = None, value_width: int | None = None
 ) -> int:
-    """Count 2 K for the score and 2 V for the weighted sum, per head and pair of positions s <= t within the window. V
-    is K if `value_width` is None."""
+    """Count 2 K for the score and 2 V for the weighted sum, per head and visible pair of positions. V is K if
+    `value_width` is None."""
     unseen = max(0, length - window) if window is not None else 0
     pairs = length * (length + 1) // 2 - unseen * (unseen + 1) // 2
     return pairs * num_heads * 2 * (head_width + (head_width if value_width is None else value_width))
 
 
 def _sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPBackend) -> Tensor:
-    """Attend by the named kernel of torch, or raise."""
     query_BHTK, key_BHSK, value_BHSK = (x.transpose(1, 2) for x in (query_BTHK, key_BSHK, value_BSHK))
     length, source = query_BHTK.shape[2], key_BHSK.shape[2]
     if length in (1, source):
@@ -194,8 +179,8 @@ def _sdpa(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, kernel: SDPB
 def _unmasked(
     query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, kernel: SDPBackend, *, is_causal: bool
 ) -> Tensor:
-    """Call the operator that scaled_dot_product_attention would dispatch to. `sdpa_kernel` is process state: within a
-    graph it keeps torch's compiler from caching the graph, so that every start would compile anew."""
+    """Call the operator that scaled_dot_product_attention would dispatch to. `sdpa_kernel` sets process state, which
+    would keep torch's compiler from caching the graph."""
     device_type = query_BHTK.device.type
     if torch.is_autocast_enabled(device_type):
         # Autocast only knows the enclosing function.
@@ -213,10 +198,7 @@ def _unmasked(
 
 
 def choose_fused(backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str) -> str:
-    """Resolve `auto`, and check that the kernel supports the inputs.
-
-    Args:
-        head_width: None if not known yet.
+    """Resolve `auto`, and check that the kernel supports the inputs; `head_width` is None if not known yet.
 
     Raises:
         UserError: the kernel cannot run; names a remedy.

@@ -24,18 +24,17 @@ class Backends:
 
     @property
     def auto_rule(self) -> str:
-        """The rule of `auto` in words."""
         return f"triton on CUDA for heads of {self.heads}, otherwise torch"
 
     def choose(self, backend: str, widths: tuple[int, float] | None, device_type: str, precision: str) -> str:
         """Resolve `auto`, and check that a named backend can run.
 
         Args:
-            widths: key and value channels per head; None if they are not known yet.
+            widths: key and value channels per head; None if not known yet.
 
         Raises:
             UserError: triton without CUDA or for unsupported heads; fla without CUDA, the library, or a Triton that
-                compiles its gated kernels correctly.
+                compiles its kernels correctly.
         """
         fits = widths is None or self.takes(*widths, precision)
         if backend == "auto":

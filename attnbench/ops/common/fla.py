@@ -38,6 +38,5 @@ def refuse_miscompiled_gates(
 
 
 def require_gated_fla(setting: str, device_type: str) -> None:
-    """Check as `require_fla`, and that kernels with a decay are compiled correctly on the current device."""
     require_fla(setting, device_type)
     refuse_miscompiled_gates(setting, torch.cuda.get_device_capability(), metadata.version("triton"))

@@ -24,14 +24,11 @@ def affine_scan(
 
         D_n = U_n + R_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n + B_n        for n = 0 ... N-1, S_0 given
 
-    a_n is a number for each of the X, or a diagonal matrix. For chunks without positions S_{n+1} = a_n S_n + B_n.
+    a_n is a number for each of the X, or a diagonal matrix (N, X, K). B may be None for zeros. All tensors have the
+    state's dtype, float32 or float64. Chunks may have no positions.
 
     With `reverse`, from S_N down: D_n = U_n + R_n S_{n+1}, S_n = a_n S_{n+1} + K_n^T D_n + B_n. With R and K exchanged
     that is the recurrence of the gradients, so the operator is its own derivative.
-
-    Args:
-        decay_NX: a; a diagonal matrix is (N, X, K).
-        addition_NXKV: B; None for zeros. All tensors have the state's dtype, float32 or float64.
 
     Returns:
         S_0 ... S_N as (N + 1, X, K, V), and D as (N, X, C, V).
@@ -66,7 +63,6 @@ def _save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _gradient(ctx: Any, states_gradient: Tensor, changes_gradient: Tensor) -> tuple[Tensor | bool | None, ...]:
-    """Return the gradients by the scan in the other direction."""
     decay, read, key, states, changes = ctx.saved_tensors
     before, after = (slice(1, None), slice(None, -1)) if ctx.reverse else (slice(None, -1), slice(1, None))
     first, last = (-1, 0) if ctx.reverse else (0, -1)
@@ -121,8 +117,8 @@ def _(decay_shape: Any, read_shape: Any, key_shape: Any, write_shape: Any, *_: A
 
 
 def chunk_size(device_type: str) -> int:
-    """Return the positions per chunk of a torch form: the fastest size, which does not change the result. A GPU's
-    matrix units want 64; on a CPU the (chunk, chunk) matrices cost memory traffic, which 32 halves."""
+    """Return the fastest size of a torch form's chunks. A GPU's matrix units want 64; on a CPU the (chunk, chunk)
+    matrices cost memory traffic, which 32 halves."""
     return 32 if device_type == "cpu" else 64
 
 

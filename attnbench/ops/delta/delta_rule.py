@@ -2,11 +2,9 @@
 
     M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t
 
-The state is M (B, H, K, V). The query comes scaled. A log decay of 0 gives the delta rule (Yang et al., 2024).
-
-With sub-steps (DeltaProduct; Siems et al., 2025) key, value and beta have S = n T positions, n per position of query
-and decay. The memory decays before the first of the n and is read after the last: the rule on n T positions whose other
-queries and log decays are 0.
+The state is M (B, H, K, V). The query comes scaled. With sub-steps (DeltaProduct; Siems et al., 2025) key, value and
+beta have S = n T positions, n per position of query and decay. The memory decays before the first of the n and is read
+after the last: the rule on n T positions whose other queries and log decays are 0.
 """
 
 from typing import Any
@@ -40,7 +38,6 @@ def delta_step(
 def _sub_steps(
     query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor, log_decay_BTH: Tensor, beta_BSH: Tensor
 ) -> tuple[Tensor, ...]:
-    """Give the sub-steps of a position their own axis."""
     num_steps = _num_steps(query_BTHK, key_BSHK)
     key, value, beta = (x.unflatten(1, (-1, num_steps)) for x in (key_BSHK, value_BSHV, beta_BSH))
     return query_BTHK, key, value, log_decay_BTH, beta
@@ -101,12 +98,8 @@ def packed_gated_delta_rule(
     has_unit_length: bool,
     num_key_heads: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by our kernels from packed query, key and value.
-
-    Args:
-        mixed_BTC: channels (GK | nGK | nHV), sub-steps side by side.
-        has_unit_length: divide query and key of each head by their length; see `unit_length`.
-        num_key_heads: G, each shared by H / G heads of the value; None: H.
+    """Compute the same by our kernels from packed query, key and value (GK | nGK | nHV), sub-steps side by side.
+    `has_unit_length` divides query and key by their length.
 
     Returns:
         y, and the last memory: None for a single position, which updates the given memory.
@@ -165,13 +158,8 @@ def chunked_gated_delta_rule(
         y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) d_j
         S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j d_j^T
 
-    Products run in the dtype of query, key and value; decays, the solve and the states in that of the log decay. y (B,
-    T, H, V) has the value's dtype.
-
-    Args:
-        query_BTHK: scaled.
-        memory_BHKV: the state before the first position; None for zeros.
-        num_positions: per chunk, see `chunk_size`.
+    Products run in the dtype of query, key and value, which y keeps; decays, the solve and the states in that of the
+    log decay. `num_positions` is the size of a chunk.
     """
     batch, length, heads, _ = query_BTHK.shape
     with without_autocast(query_BTHK.device.type):
@@ -200,7 +188,7 @@ def _within_chunks(
     decay = (cumulative[:, :, None] + (-cumulative)[:, None, :]).masked_fill_(later, -torch.inf).exp_()
     lower = (key @ key.mT) * decay * beta[..., None]
     identity = torch.eye(size, dtype=decay.dtype, device=key.device).expand_as(lower)
-    # The solve only reads `lower` below the diagonal.
+    # The solve only reads below the diagonal.
     inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True) * beta[:, None, :]
     read = (inverse * -cumulative.exp()[:, None, :]).to(dtype) @ key
     weight = ((query @ key.mT) * decay).to(dtype)
@@ -208,7 +196,7 @@ def _within_chunks(
 
 
 def unit_length(x_BTHK: Tensor, scale: float = 1.0) -> Tensor:
-    """Return scale × x / |x| over the last axis, with the sum of squares in float32 at least; keeps the dtype."""
+    """Return scale × x / |x| over the last axis, computed in float32 at least; keeps the dtype."""
     wide = at_least_float32(x_BTHK)
     return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6))).to(x_BTHK.dtype)
 

@@ -38,7 +38,7 @@ class DiagonalInputs(NamedTuple):
     """r, multiplied by the state after its decay."""
 
     def in_recurrence(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return q, k, u, log a, r and e; r is None if nothing is erased, e if it is k."""
+        """Return q, k, u, log a, r (None if nothing is erased) and e (None if it is k)."""
         query, key, value, log_decay, erase_strength, write_strength, erase, read = self
         if write_strength is not None:
             value = (write_strength * value).to(value.dtype)
@@ -47,7 +47,6 @@ class DiagonalInputs(NamedTuple):
         return query, key, value, log_decay, read, erase
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "DiagonalInputs":
-        """Apply a function to every tensor."""
         return DiagonalInputs(*(None if x is None else function(x) for x in self))  # pyright: ignore[reportArgumentType]
 
 
@@ -73,7 +72,6 @@ def diagonal_step(
 
 
 def _wide(*inputs: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the inputs of the steps, computed in the dtype of the decay."""
     inputs_BT = DiagonalInputs(*inputs)  # pyright: ignore[reportArgumentType]
     return inputs_BT.each(lambda x: x.to(inputs_BT.log_decay_BTHK.dtype)).in_recurrence()
 
@@ -172,13 +170,9 @@ def chunked_diagonal_decay(
         y_i = (q_i exp(g_i0))^T S + sum_{j<=i} q_i . (exp(g_ij) (k_j u_j^T - e_j p_j^T))
         S' = Diag(exp(g_C0)) S + sum_j (exp(g_Cj) k_j) u_j^T - (exp(g_Cj) e_j) p_j^T
 
-    If e = k these are in d = u - p alone, as the gated delta rule's: (I + L) d = u - r exp(g_i0) S. Products run in the
-    dtype of query, key and value; decays, the solve and the states in that of the log decay. y (B, T, H, V) has the
-    value's dtype.
-
-    Args:
-        memory_BHKV: the state before the first position; None for zeros.
-        num_positions: per chunk, a power of 2; see `chunk_size`.
+    If e = k these are in d = u - p alone: (I + L) d = u - r exp(g_i0) S. Products run in the dtype of query, key and
+    value, which y keeps; decays, the solve and the states in that of the log decay. `num_positions`, the size of a
+    chunk, is a power of 2.
     """
     batch, length, heads, key_width = inputs.query_BTHK.shape
     with without_autocast(inputs.query_BTHK.device.type):
@@ -202,7 +196,7 @@ def _mix_chunks(
     erase: Tensor | None,
     initial_XKV: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return y of every chunk and the last state, from q, k, u, log a, r and e as (N × X, positions, ...)."""
+    """Return y of every chunk and the last state; all tensors are (N × X, positions, ...)."""
     rows = [query] if read is None else [query, read]
     columns = [key] if erase is None else [key, erase]
     products, since, until = _decayed_products(torch.stack(rows, 2), torch.stack(columns, 2), log_decay)
@@ -245,7 +239,7 @@ def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple
 
     Returns:
         sum_c rows_ic exp(g_ic + ... + g_{j+1}c) columns_jc for j < i, 0 elsewhere, as (X, C, R, C, M), in the rows'
-        dtype; and the sums of g from the first position to each and from behind each to the last, (X, C, K) both.
+        dtype; and the sums of g up to each position and after it, (X, C, K) both.
     """
     dtype, size, half = rows.dtype, log_decay.shape[1], 1
     # Per block of `half` positions, (X, blocks, positions, ...).
@@ -268,8 +262,8 @@ def _decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> tuple
 
 
 def _solved(lower: Tensor, read: Tensor, write: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return -(I + lower)^-1 read and (I + lower)^-1 write; the solve in `dtype`, the products in that of the inputs.
-    Only `lower` (X, C, C) below the diagonal is read."""
+    """Return -(I + lower)^-1 read and (I + lower)^-1 write, solved in `dtype`. Only `lower` (X, C, C) below the
+    diagonal is read."""
     identity = torch.eye(lower.shape[-1], dtype=dtype, device=lower.device).expand_as(lower)
     inverse = torch.linalg.solve_triangular(lower.to(dtype), identity, upper=False, unitriangular=True).to(read.dtype)
     return -inverse @ read, inverse @ write

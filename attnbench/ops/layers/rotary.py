@@ -39,7 +39,6 @@ def _(position_T: Tensor, width: int, theta: float) -> Tensor:
 
 
 def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate each pair of channels (2i, 2i + 1) by its angle."""
     cos, sin = rotation[:, :, None]
     pairs = at_least_float32(x_BTHK).unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():

@@ -2,8 +2,8 @@
 
     S_t = S_{t-1} + k_t v_t^T,   z_t = z_{t-1} + k_t,   y_t = S_t^T q_t / (q_t . z_t + EPS)
 
-Query and key have passed a non-negative feature map. The state is S (B, H, K, V) and z (B, H, K). With rotary positions
-S is written and read by rotated features, z by unrotated ones.
+Query and key have passed a non-negative feature map. With rotary positions S is written and read by rotated features, z
+by unrotated ones.
 """
 
 from typing import Any
@@ -64,16 +64,8 @@ def linear_attention(
     angles: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by chunks: S_t^T q_t, and the normaliser by a sum over all keys.
-
-    Args:
-        memory_BHKV, normaliser_BHK: the state before the first position; None for zeros.
-        angles: see ops/layers/rotary.py; None for no rotary positions.
-        backend: torch or fla.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype, the last memory and normaliser.
-    """
+    """Compute the same by torch or fla: S_t^T q_t by chunks, and the normaliser by a sum over all keys. Return y (B, T,
+    H, V) in the value's dtype, the last memory and normaliser. `angles` are those of ops/layers/rotary.py or None."""
     inputs = (*rotate_both(query_BTHK, key_BTHK, angles), value_BTHV)
     if backend == "fla":
         from fla.ops.linear_attn import chunk_linear_attn  # pyright: ignore[reportMissingImports]
@@ -100,11 +92,8 @@ def packed_linear_attention(
     num_heads: int,
     feature_map: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by our kernel from packed query, key and value, including rotation.
-
-    Args:
-        feature_map: applied by the kernel: elu, relu, or identity if applied before.
-    """
+    """Compute the same by our kernel from packed query, key and value. It applies the `feature_map` elu or relu;
+    identity if applied before."""
     from attnbench.ops.linear.triton import linear_op as kernel
 
     return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS, angles)

@@ -26,7 +26,6 @@ def lagged_step(
     write_BH: Tensor,
     own_BH: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Take one position."""
     memory_BHKV = log_decay_BH.exp()[..., None, None] * memory_BHKV
     score_BH1 = (query_BHK[..., None, :] @ key_BHK[..., None]).squeeze(-1)
     found_BHV = read(memory_BHKV, query_BHK)
@@ -47,12 +46,8 @@ def lagged_scalar_decay(
     """Compute the same by `scalar_decay` with any backend, of keys, values and decays shifted by one position, which
     gives S_{t-1} at t. So write_t may depend on position t + 1 without leaking into y_t by rounding.
 
-    Args:
-        memory_BHKV: the state before the first position; None for zeros.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory as `scalar_decay`, but with weight own_T for the last
-        position; write_T, which depends on the next position, is not read.
+    Return y (B, T, H, V) in the value's dtype, and the last memory as `scalar_decay`, but with weight own_T for the
+    last position; write_T, which depends on the next position, is not read.
     """
     if backend == "triton":
         mixed_BTC, gates = packed(query_BTHK, key_BTHK, value_BTHV), (log_decay_BTH, write_BTH, own_BTH)
@@ -82,7 +77,6 @@ def packed_lagged_scalar_decay(
     num_heads: int,
     key_width: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same by our kernels from packed query, key and value, (HK | HK | HV)."""
     # The kernels also write the last position to the memory, with its own weight here.
     write_BTH = torch.cat([write_BTH[:, :-1], own_BTH[:, -1:]], dim=1)
     return packed_scalar_decay(mixed_BTC, log_decay_BTH, write_BTH, own_BTH, memory_BHKV, num_heads, key_width)
@@ -98,11 +92,12 @@ def lagged_scalar_decay_step(
     late_pair: tuple[Tensor, Tensor],
     late_BH: Tensor,
 ) -> Tensor:
-    """Compute y of a single position by our kernel, (B, 1, H, V), and update the memory in place.
+    """Compute y of a single position by our kernel, (B, 1, H, V), and update the memory in place, also by the previous
+    position's missing write.
 
     Args:
-        late_pair: key (B, H, K) and value (B, H, V) of the previous position, rotated and in float32.
-        late_BH: missing part of its write weight in the memory, which depends on this position.
+        late_pair: its key (B, H, K) and value (B, H, V), rotated and in float32.
+        late_BH: its missing write weight, which depends on this position.
     """
     from attnbench.ops.scalar.triton.scalar_step import scalar_decay_step
 
@@ -112,7 +107,6 @@ def lagged_scalar_decay_step(
 
 
 def _one_late(x_BTX: Tensor) -> Tensor:
-    """Shift by one position along the second axis, filled with zeros."""
     return F.pad(x_BTX[:, :-1], (0, 0) * (x_BTX.dim() - 2) + (1, 0))
 
 

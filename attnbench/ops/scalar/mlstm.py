@@ -58,15 +58,10 @@ def mlstm(
     memory: Memory | None,
     backend: str,
 ) -> tuple[Tensor, Memory | None]:
-    """Compute the same by `scalar_decay`, with n as one more column of S, of a value of 1.
+    """Compute the same by `scalar_decay`, with n as one more column of S, of a value of 1. Return y (B, T, H, V) in
+    float32 at least, and the last memory, None if `scalar_decay` has none.
 
-    Args:
-        log_forget_BTH, log_write_BTH: log f <= 0 and log i, in float32 at least.
-        memory: before the first position; None for zeros.
-
-    Returns:
-        y (B, T, H, V) in float32 at least, and the last memory, None if `scalar_decay` has none. If the normaliser
-        nearly vanishes, y is large, and its gradient through a norm a small difference of large numbers.
+    If the normaliser nearly vanishes, y is large, and its gradient through a norm a small difference of large numbers.
     """
     log_decay_BTH, write_BTH, maximum_BTH = stabilised(
         log_forget_BTH, log_write_BTH, None if memory is None else memory.maximum_BH
@@ -96,7 +91,6 @@ def _step_in_place(
     maximum_B1H: Tensor,
     memory: Memory,
 ) -> tuple[Tensor, Memory]:
-    """Compute a single position by our kernel, which updates S in place; n is small."""
     value = (value_B1HV * write_B1H[..., None]).to(value_B1HV.dtype)
     mixed, _ = scalar_decay(query_B1HK, key_B1HK, value, log_decay_B1H, memory.memory_BHKV, "triton")
     decay_BH1, write_BH1 = log_decay_B1H[:, 0, :, None].exp(), write_B1H[:, 0, :, None]

@@ -26,7 +26,6 @@ decays over a chunk lose the digits of other positions, and on a GPU, with its o
 def scalar_step(
     memory_BHKV: Tensor, query_BHK: Tensor, key_BHK: Tensor, value_BHV: Tensor, log_decay_BH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Take one position."""
     memory_BHKV = log_decay_BH.exp()[..., None, None] * memory_BHKV + outer(key_BHK, value_BHV)
     return memory_BHKV, read(memory_BHKV, query_BHK)
 
@@ -69,11 +68,8 @@ def scalar_decay(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute y and the last memory with backend `torch` (the definition for a single position), `triton` or `fla`.
 
-    Args:
-        memory_BHKV: the state before the first position; None for zeros. With triton a single position updates it.
-
-    Returns:
-        y (B, T, H, V) in the value's dtype, and the last memory: with triton and fla None if none was given.
+    With triton a single position updates the given memory. The last memory is None with triton and fla if none was
+    given.
     """
     if backend == "triton":
         mixed_BTC = packed(query_BTGK, key_BTGK, value_BTHV)
@@ -135,7 +131,6 @@ def packed_scalar_decay(
 
 
 def packed(query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor) -> Tensor:
-    """Pack query, key and value for our kernels, in the value's dtype."""
     return torch.cat([x.to(value_BTHV.dtype).flatten(2) for x in (query_BTGK, key_BTGK, value_BTHV)], dim=-1)
 
 
@@ -154,11 +149,8 @@ def chunked_scalar_decay(
         y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) v_j
         S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j v_j^T
 
-    Products run in the value's dtype; decays and states in that of the log decay. y (B, T, H, V) has the value's dtype.
-
-    Args:
-        memory_BHKV: the state before the first position; None for zeros.
-        num_positions: per chunk, see `chunk_size`.
+    Products run in the value's dtype, which y keeps; decays and states in that of the log decay. `num_positions` is the
+    size of a chunk.
     """
     (batch, length, heads, width), dtype = value_BTHV.shape, value_BTHV.dtype
     groups, key_width = query_BTGK.shape[2:]

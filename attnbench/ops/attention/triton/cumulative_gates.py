@@ -5,7 +5,6 @@
 One program per sequence and head sums in a fixed order: deterministic.
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
 
 from typing import Any

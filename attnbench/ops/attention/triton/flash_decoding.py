@@ -2,18 +2,15 @@
 
     y = sum_s p_s v_s,   p_s = exp(c q . k_s) / sum_r exp(c q . k_r),   c = 1 / sqrt(K)
 
-over the filled positions s. One pass over keys and values is bound by memory bandwidth if enough programs read. If
-there are fewer sequences × heads than multiprocessors, each program reads one of several splits of the keys and writes
-their largest score, sum of exponentials and weighted sum of values in float32; a second kernel combines them.
-
-The number of filled positions is read on the device, so that a captured CUDA graph decodes at every position. Splits
-are equal parts of the filled positions; some may be empty.
+over the filled positions s. If there are fewer sequences × heads than multiprocessors, each program reads one of
+several splits of the keys and writes their largest score, sum of exponentials and weighted sum of values in float32; a
+second kernel combines them. The number of filled positions is read on the device, so that a captured CUDA graph decodes
+at every position.
 
 Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums are stored beside the
 cache; the kernel adds the newest gate to each.
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any, NamedTuple
@@ -23,6 +20,7 @@ import triton
 from torch import Tensor
 
 from attnbench.ops.attention.triton.flash_decoding_kernels import combine_kernel, grouped_kernel, single_kernel
+from attnbench.ops.attention.triton.flash_parts import check_heads
 from attnbench.ops.common.triton.launching import num_multiprocessors
 from attnbench.ops.common.triton.products import float32_product
 from attnbench.ops.layers.triton.rotary_kernels import padded_width
@@ -44,22 +42,16 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
-    """Choose blocks of up to 8 KiB of keys and of values, so that PROGRAMS programs fit on a multiprocessor."""
     row_bytes = padded_width(width) * dtype.itemsize
     return Tiles(min(64, max(16, 8192 // row_bytes)), 4, 4)
 
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
     """Return the number of splits that gives a multiprocessor up to PROGRAMS programs, each with at least one block of
-    keys.
+    `keys` keys. `num_sequences` is batch × key/value heads.
 
     1 if every multiprocessor has a program already: splitting 256 sequences took 2 to 23 % longer on 132
     multiprocessors.
-
-    Args:
-        num_keys: size of the cache or the window.
-        num_sequences: batch × key/value heads: programs without splitting.
-        keys: per block.
     """
     if num_sequences == 0 or num_sequences >= num_multiprocessors:
         return 1
@@ -117,14 +109,7 @@ def _decode(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, position: Tensor) -> None:
-    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise TypeError(f"query has {query.dtype}: float32, bfloat16 and float16 are what this kernel has")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"query, key and value differ in dtype: {query.dtype}, {key.dtype}, {value.dtype}")
-    if query.shape[2] > MAX_WIDTH:
-        raise ValueError(f"{query.shape[2]} channels a head: {MAX_WIDTH} are the most")
-    if key.shape != value.shape or key.shape[0] != query.shape[0] or query.shape[1] % key.shape[2]:
-        raise ValueError(f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} do not fit")
+    check_heads(query, key, value, MAX_WIDTH)
     if any(x.stride(-1) != 1 for x in (query, key, value)):
         raise ValueError("channels of query, key and value must lie side by side")
     if position.dim() or position.dtype != torch.int64 or position.device != query.device:
@@ -141,9 +126,7 @@ def _flash_decoding(
     return _decode(query_BHK, key_BSGK, value_BSGK, position, window, splits, tiles, H > G)
 
 
-@_flash_decoding.register_fake
-def _(query_BHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, position: Tensor, window: int, splits: int) -> Tensor:
-    return query_BHK.new_empty(query_BHK.shape)
+_flash_decoding.register_fake(lambda query, *_: query.new_empty(query.shape))
 
 
 @torch.library.custom_op("attnbench::forgetting_decoding", mutates_args=("bias_BSH",))
@@ -167,9 +150,7 @@ def _forgetting_decoding(
     return _decode(query_BHK, key_BSGK, value_BSGK, position, 0, splits, tiles, H > G, *gates)
 
 
-@_forgetting_decoding.register_fake
-def _(query_BHK: Tensor, *_: Any) -> Tensor:
-    return query_BHK.new_empty(query_BHK.shape)
+_forgetting_decoding.register_fake(lambda query, *_: query.new_empty(query.shape))
 
 
 def forgetting_decoding(
@@ -210,9 +191,6 @@ def flash_decoding(
         position: of the query and its own key: an int64 scalar on the device, below S.
         window: number of visible positions, its own included; None for all.
         splits: parts of the cache; None for `splits_for`. Changes the result by rounding only.
-
-    Raises:
-        ValueError: mismatched shapes, a window or number of splits below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"a window of {window}: must be at least 1")

@@ -1,6 +1,5 @@
 """Kernels of attention of one new position over a cache, see flash_decoding.py."""
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -46,8 +45,8 @@ def single_kernel(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Decode a query head that shares its keys with no other: no matrix units, and no communication between threads.
-    Each row of a block has its own largest score and sums, combined after the last block."""
+    """Decode a query head that shares its keys with no other, without matrix units. Each row of a block has its own
+    largest score and sums, combined after the last block, so that threads need not communicate."""
     sequence = tl.program_id(0).to(tl.int64)
     batch, head = sequence // HEADS, sequence % HEADS
     key += batch * key_strides[0] + head * key_strides[2]
@@ -145,7 +144,6 @@ def combine_kernel(
     partial, largest, total, mixed,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of some channels of one sequence and head under their common largest score."""
     row, split = tl.program_id(0).to(tl.int64) * SPLITS, tl.arange(0, PADDED_SPLITS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     own_largest = tl.load(largest + row + split, mask=split < SPLITS, other=MASKED_SCORE)

@@ -144,9 +144,9 @@ def flash_query_gradient_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the query gradient of one block of queries of one head, and r_t for the other kernel. With FORGETS also
-    the sums of d_ts over keys before t, and `lost`, log2 of the weights' divisor times the gates' product between t and
-    the middle of its block."""
+    """Compute the query gradient of one block of queries of one head, and r_t. With FORGETS also the sums of d_ts over
+    keys before t, and `lost`, log2 of the weights' divisor times the gates' product between t and the middle of its
+    block."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
     first_query = (num_blocks - 1 - tl.program_id(0) % num_blocks) * QUERIES
     sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -227,9 +227,8 @@ def flash_key_value_gradient_kernel(
 ):  # fmt: skip
     """Compute the gradients of one block of keys of one key/value head, over all query heads that share it.
 
-    Tiles are (keys, queries). Queries past the last are zeros, like their gradients; sums of keys past the last are not
-    stored. With SPLIT, `cumulative`'s gradient lacks `row_sum`. With FORGETS, `logsumexp` is the other kernel's `lost`,
-    with blocks of FORGETS_BY queries, a multiple of QUERIES.
+    Tiles are (keys, queries). With SPLIT, `cumulative`'s gradient lacks `row_sum`. With FORGETS, `logsumexp` is the
+    other kernel's `lost`, with blocks of FORGETS_BY queries, a multiple of QUERIES.
     """
     num_blocks = tl.cdiv(num_keys, KEYS)
     first_key = tl.program_id(0) % num_blocks * KEYS

@@ -45,13 +45,8 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: bool) -> Tiles:
-    """Choose tiles by timings on an H200.
-
-    Args:
-        kernel: "forward", "query_gradient" or "key_value_gradient".
-        length: the number of keys.
-        roomy: `is_roomy`; otherwise tiles of wide heads must fit into 99 KiB.
-    """
+    """Choose tiles by timings on an H200. `length` counts keys; without `roomy` tiles of wide heads must fit into 99
+    KiB."""
     if dtype == torch.float32:
         # Three TF32 products per float32 product need twice the registers.
         if width > 64:
@@ -88,7 +83,6 @@ def _blocks(length: int, size: int) -> int:
 def _grid(
     num_programs: int, walked: int, window: int | None, walks: str, constants: dict[str, Any], query: Tensor
 ) -> tuple[int, int]:
-    """Return the number of programs without splitting, and of parts of the walk over "KEYS" or "QUERIES"."""
     num_blocks, num_warps = _blocks(min(walked, window or walked), constants[walks]), constants["num_warps"]
     return num_programs, splits_for(num_programs, num_blocks, num_multiprocessors(query.device), num_warps, query.dtype)
 
@@ -96,7 +90,6 @@ def _grid(
 def _constants(
     kernel: str, query: Tensor, key: Tensor, forgets: bool, rotates: bool, causal: bool, window: int | None
 ) -> dict[str, Any]:
-    """Return a kernel's constants, except those of rotation. `rotates`: the kernel rotates its keys."""
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64
     registers = REGISTERS.get((kernel, "rotates" if rotates else "forgets" if forgets else "")) if is_small else None
@@ -152,12 +145,9 @@ def forward(
 
 
 def _rotated_ahead(rotation: Tensor | None, key: Tensor) -> Tensor | None:
-    """Return the rotation if repeatedly read operands must be rotated before the kernel.
-
-    Needed for single TF32 products: Triton (3.6, 3.7.1) cannot compile `flash_query_gradient_kernel` for Hopper and
-    Blackwell then, because a key rotated inside is multiplied both as it is and transposed. Also needed if tiles
-    rotated inside exceed the device's shared memory.
-    """
+    """Return the rotation if keys must be rotated before the kernel: for single TF32 products, because Triton (3.6,
+    3.7.1) cannot compile `flash_query_gradient_kernel` for Hopper and Blackwell if a key rotated inside is multiplied
+    both as it is and transposed; if tiles rotated inside exceed the shared memory; and for long sequences."""
     is_float32 = key.dtype == torch.float32
     is_single = is_float32 and float32_product() == "tf32"
     is_tight = (is_float32 or key.shape[3] > 64) and not is_roomy(key.device)

@@ -2,31 +2,28 @@
 
     y_t = sum_s p_ts v_s,   p_ts = exp(c q_t . k_s - z_t),   z_t = log sum_s exp(c q_t . k_s),   c = 1 / sqrt(K)
 
-over the visible keys s. The forward pass walks the keys in blocks with a running maximum and sum of exponentials, and
-stores z for the backward pass, which recomputes p. With g_t = dL/dy_t:
+over the visible keys s. The forward pass walks the keys in blocks and stores z for the backward pass, which recomputes
+p. With g_t = dL/dy_t:
 
     r_t = g_t . y_t,   d_ts = p_ts (g_t . v_s - r_t)
     dL/dv_s = sum_t p_ts g_t,   dL/dq_t = c sum_s d_ts k_s,   dL/dk_s = c sum_t d_ts q_t
 
-One kernel sums over s and writes r, another sums over t; no atomics, so results are deterministic. Scores, statistics
-and sums are float32; operands of products have the inputs' dtype.
+One kernel sums over s and writes r, another sums over t, deterministically. Scores, statistics and sums are float32;
+operands of products have the inputs' dtype.
 
-If there are too few blocks to fill the device, walks are split: each part i of the keys gives its own y_i and z_i, and
+If there are too few blocks to fill the device, walks are split into parts i of the keys:
 
     y_t = sum_i exp(z_it - z_t) y_it,   z_t = log sum_i exp(z_it)
-
-Gradients of parts are added in a fixed order. Parts are float32.
 
 Forget gates add C_t - C_s to the score of t and s, with C_t = log f_1 + ... + log f_t (Lin et al., 2025). Then
 
     dL/dC_u = sum_(s < u) d_us - sum_(t > u) d_tu
 
-with one sum from each kernel. d_uu, which may be by far the largest term and cancels, is left out of both. C is
-float64, because it grows with the length and only differences matter.
+with one sum from each kernel. d_uu, which may be by far the largest term and cancels, is in neither. C is float64,
+because it grows with the length and only differences matter.
 
-`flash_attention` takes query, key and value as views with contiguous channels. `packed_flash_attention` takes a
-projection's output [query | key | value], rotates it inside, and returns one packed gradient: no memory pass for
-rotating, splitting or joining.
+`packed_flash_attention` takes a projection's output [query | key | value], rotates it inside, and returns one packed
+gradient: no memory pass for rotating, splitting or joining.
 """
 
 from typing import Any
@@ -35,6 +32,7 @@ import torch
 from torch import Tensor
 
 from attnbench.ops.attention.triton.flash_launch import backward, channels_side_by_side, forward
+from attnbench.ops.attention.triton.flash_parts import check_heads
 from attnbench.ops.common.triton.custom_ops import contiguous, custom_op, gradient_of
 from attnbench.ops.layers.triton.rotary_kernels import by_heads
 
@@ -43,28 +41,13 @@ MAX_WIDTH = 128
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int | None) -> None:
-    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise TypeError(f"query has {query.dtype}: float32, bfloat16 and float16 are what this kernel has")
+    check_heads(query, key, value, MAX_WIDTH)
     if query.dtype == torch.bfloat16 and query.device.type == "cpu":
         raise TypeError("Triton's interpreter computes no products in bfloat16; float32 and float16 work there")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"query, key and value differ in dtype: {query.dtype}, {key.dtype}, {value.dtype}")
-    if query.shape[3] > MAX_WIDTH:
-        raise ValueError(f"{query.shape[3]} channels a head: {MAX_WIDTH} are the most")
-    if key.shape != value.shape or key.shape[0] != query.shape[0] or query.shape[2] % key.shape[2]:
-        raise ValueError(f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} do not fit")
     if causal and query.shape[1] > key.shape[1]:
         raise ValueError(f"{query.shape[1]} queries, {key.shape[1]} keys: the first queries would see no key")
     if window is not None and (window < 1 or not causal):
         raise ValueError(f"a window of {window}, causal={causal}: must be at least 1, and needs causal attention")
-
-
-def _check_cumulative(query: Tensor, key: Tensor, cumulative: Tensor, causal: bool) -> None:
-    expected = (query.shape[0], query.shape[2], key.shape[1])
-    if cumulative.shape != expected or cumulative.dtype != torch.float64:
-        raise ValueError(f"cumulative is {cumulative.dtype} {tuple(cumulative.shape)}, must be float64 {expected}")
-    if not causal:
-        raise ValueError("forget gates need causal attention")
 
 
 def _outputs(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -83,10 +66,14 @@ def _flash_attention(
 ) -> tuple[Tensor, Tensor]:
     _check(query_BTHK, key_BSGK, value_BSGK, causal, window)
     if cumulative_BHS is not None:
-        _check_cumulative(query_BTHK, key_BSGK, cumulative_BHS, causal)
-        cumulative_BHS = cumulative_BHS.contiguous()
+        expected = (query_BTHK.shape[0], query_BTHK.shape[2], key_BSGK.shape[1])
+        if cumulative_BHS.shape != expected or cumulative_BHS.dtype != torch.float64:
+            given = f"{cumulative_BHS.dtype} {tuple(cumulative_BHS.shape)}"
+            raise ValueError(f"cumulative is {given}, must be float64 {expected}")
+        if not causal:
+            raise ValueError("forget gates need causal attention")
     inputs = _side_by_side(query_BTHK, key_BSGK, value_BSGK)
-    return forward(inputs, None, cumulative_BHS, causal, window)
+    return forward(inputs, None, contiguous(cumulative_BHS), causal, window)
 
 
 def _side_by_side(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +100,6 @@ def _flash_attention_backward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return contiguous gradients of query, key, value and C (empty without gates)."""
     inputs, cumulative = _side_by_side(query_BTHK, key_BSGK, value_BSGK), contiguous(cumulative_BHS)
     of_query, of_key, of_value, of_cumulative = outputs = _gradients(*inputs, cumulative)
     gates = (cumulative, None if cumulative is None else of_cumulative)
@@ -138,11 +124,11 @@ def flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K).
+    """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K). Channels should be
+    contiguous.
 
     Args:
-        cumulative_BHS: C, float64, see `cumulative_log_forget`; only differences matter. None: no gates. Needs
-            `causal`.
+        cumulative_BHS: C, float64, see `cumulative_log_forget`; None: no gates. Needs `causal`.
         causal: a query sees keys up to its own position; the last query is at the last key.
         window: number of visible positions, its own included; None for all.
     """
@@ -229,8 +215,8 @@ def packed_flash_attention(
 
     Args:
         packed_BTC: [query | key | value] with H, G and G heads of K channels each.
-        rotation_2TK: cos and sin, (2, T, K / 2) in float32, that rotate channel pairs (2i, 2i + 1) of query and key;
-            None for no rotation. No gradient.
+        rotation_2TK: cos and sin, (2, T, K / 2) in float32, see ops/layers/rotary.py; None for no rotation. No
+            gradient.
         causal, window: as in `flash_attention`.
     """
     return _packed_flash_attention(packed_BTC, rotation_2TK, num_heads, num_key_value_heads, causal, window)[0]

@@ -1,7 +1,6 @@
 """Splitting of FlashAttention's walks into parts, and combination of the parts: float32 tensors shaped like the result,
 one after the other along the first axis."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
 
 from typing import Any
@@ -30,14 +29,20 @@ LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "n
 """Arguments whose values do not specialise a kernel."""
 
 
-def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
-    """Return the number of parts of each program's walk.
+def check_heads(query: Tensor, key: Tensor, value: Tensor, max_width: int) -> None:
+    """Raise TypeError or ValueError unless the dtypes and the shapes (B, ..., H, K) and (B, S, G, K) are supported."""
+    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError(f"query has {query.dtype}: these kernels take float32, bfloat16 and float16")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value differ in dtype: {query.dtype}, {key.dtype}, {value.dtype}")
+    if query.shape[-1] > max_width:
+        raise ValueError(f"{query.shape[-1]} channels a head: {max_width} are the most")
+    if key.shape != value.shape or key.shape[0] != query.shape[0] or query.shape[-2] % key.shape[2]:
+        raise ValueError(f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} do not fit")
 
-    Args:
-        num_programs: programs without splitting.
-        num_blocks: most blocks that one of them walks.
-        num_warps: per program.
-    """
+
+def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
+    """Return the number of parts of each program's walk of up to `num_blocks` blocks."""
     if num_programs == 0:
         return 1
     wanted = num_multiprocessors * (WARPS_IN_FLOAT32 if dtype == torch.float32 else WARPS) // num_warps
@@ -45,12 +50,10 @@ def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num
 
 
 def of_parts(like: Tensor, num_splits: int) -> Tensor:
-    """Return an empty tensor for the parts of a result like `like`."""
     return like.new_empty((num_splits * like.shape[0], *like.shape[1:]), dtype=torch.float32)
 
 
 def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
-    """Return the constants of a kernel that combines parts."""
     splits = triton.next_power_of_2(num_splits)
     rows = max(1, NUMBERS_AT_ONCE // (splits * constants["PADDED"]))
     return {"WIDTH": constants["WIDTH"], "PADDED": constants["PADDED"], "SPLITS": splits, "ROWS": rows}
@@ -71,7 +74,6 @@ def _load_parts(
     parts, num_splits, part_stride, row_stride, position, length,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Load the same rows of every part, (SPLITS, rows, PADDED), with zeros for padding."""
     split, row = tl.arange(0, SPLITS)[:, None, None], position[None, :, None]
     channel = tl.arange(0, PADDED)[None, None, :]
     parts += split * part_stride + row.to(tl.int64) * row_stride + channel

@@ -1,1 +1,4 @@
-"""Triton kernels of ops/common/."""
+"""Triton parts shared by several operators.
+
+pyright does not understand `triton.jit`: modules with kernels or launches switch off the rules that it breaks.
+"""

@@ -1,6 +1,5 @@
 """Blocks of numbers that ignore row boundaries."""
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton

@@ -1,8 +1,8 @@
 """Launch of Triton kernels, with parallel compilation before the first launch.
 
 Triton compiles each kernel at its first launch, one after the other: seconds for a step of Gated DeltaNet. But
-torch.compile calls each operator with fake tensors long before, and `foresee` does so without torch.compile. At that
-call threads start to compile and load the kernels; Triton holds Python's lock for a small part of the time.
+torch.compile, or `foresee`, calls each operator with fake tensors long before. Then threads start to compile and load
+the kernels; Triton holds Python's lock for a small part of the time.
 """
 
 import os
@@ -61,13 +61,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def foresee(
     loss: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Tensor | None], name: str
 ) -> None:
-    """Trace a loss and its gradients with fake tensors, so that all their kernels are compiled in parallel.
-
-    For steps that torch.compile does not trace. Does nothing without CUDA, or if called before with the same shapes.
-
-    Args:
-        name: identifies the loss beyond its shapes.
-    """
+    """Trace a loss and its gradients with fake tensors, so that all their kernels are compiled in parallel, without
+    torch.compile. Does nothing without CUDA, or if called before with the same shapes and `name`."""
     question = name, *((x.shape, x.dtype) for x in (*parameters, *inputs) if x is not None)
     if question in _foreseen or not can_compile(tuple(parameters)):
         return

@@ -67,11 +67,7 @@ def positions_of_chunk(key_width: int, value_width: int, dtype: torch.dtype) -> 
 
 def values_of_walk(channels: int, narrowest: int, num_values: int, device: torch.device) -> int:
     """Return the value channels of a walk's block: `channels`, halved while there are no more walks than
-    multiprocessors.
-
-    Args:
-        num_values: value channels of all sequences and heads.
-    """
+    multiprocessors. `num_values` counts value channels of all sequences and heads."""
     while channels > narrowest and 2 * num_values // channels <= num_multiprocessors(device):
         channels //= 2
     return channels
@@ -82,8 +78,6 @@ class DeltaRule:
     """Contiguous inputs of one call, and the sizes that follow from their shapes.
 
     Args:
-        num_heads: of the values.
-        num_key_heads: of query and key; each is shared by several of the values'.
         parallel: all chunks in parallel around a scan, instead of one program per head walking its chunks; None for
             `choose_parallel`.
     """
@@ -116,12 +110,10 @@ class DeltaRule:
 
     @property
     def heads(self) -> dict[str, int]:
-        """Constants of the kernels that read query, key or value."""
         return {"num_heads": self.num_heads, "GROUPS": self.num_key_heads}
 
     @property
     def chunk(self) -> int:
-        """Positions per chunk."""
         return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
 
     @property
@@ -130,7 +122,6 @@ class DeltaRule:
 
     @property
     def all_chunks(self) -> int:
-        """Chunks of all sequences and heads."""
         return self.sequences * self.num_chunks
 
     @property
@@ -139,7 +130,6 @@ class DeltaRule:
         return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
 
     def launch_of(self, kernel: str) -> dict[str, int]:
-        """Return the launch of a kernel for these inputs."""
         launch = LAUNCH[kernel]
         is_float32 = self.mixed.dtype == torch.float32
         if kernel == "gradient":
@@ -173,7 +163,6 @@ class DeltaRule:
         return self.value_width // self.launch_of(kernel)["VALUES"]
 
     def empty(self, *shape: int) -> Tensor:
-        """Return an empty tensor per chunk, in the dtype of the inputs."""
         return self.mixed.new_empty(self.sequences, self.num_chunks, *shape)
 
     def options(self, kernel: str, **more: Any) -> dict[str, Any]:
@@ -187,8 +176,8 @@ class DeltaRule:
 
 def choose_parallel(rule: DeltaRule) -> bool:
     """Return whether walking would leave most of the device idle for long: fewer walks than multiprocessors, of
-    MANY_CHUNKS each; or, of heads with narrow walks, whose time hardly depends on their number, fewer sequences × heads
-    than a fifth of the multiprocessors (see `NARROWEST`)."""
+    MANY_CHUNKS each; or with narrow walks, whose time hardly depends on their number, fewer sequences × heads than a
+    fifth of the multiprocessors (see `NARROWEST`)."""
     idle_from = num_multiprocessors(rule.mixed.device)
     if rule.can_walk_narrow:
         few = 5 * rule.sequences < idle_from

@@ -12,13 +12,10 @@ A chunk has C positions. c_i is the sum of its log decays up to position i, g_i 
 E, and that of b is the row sum of F o H; neither divides by b, which may be zero.
 
 No exponent is positive: log decays are at most 0, and pairs above the diagonal are masked before exp. Positions beyond
-the sequence's end are zeros (log decay and beta too) and change nothing.
-
-Queries and keys are multiplied as stored. Their scaling and g are factors per row, applied to the smaller side of a
-product.
+the end are zeros and change nothing. Queries and keys are multiplied as stored; their scaling and g are factors per
+row, applied to the smaller side of a product.
 """
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -33,15 +30,13 @@ of two warpgroup tiles, compiled by Triton 3.6 for Hopper, reads beyond its shar
 
 @triton.jit
 def rows_of(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Return addresses of WIDTH columns of a chunk's rows in a matrix with rows of STRIDE for all positions of all
-    sequences, and which exist."""
+    """Return addresses of WIDTH columns of a chunk's rows in a matrix with rows of STRIDE, and which exist."""
     row = sequence.to(tl.int64) * length + start
     return matrix(pointer, row, STRIDE, 0, C, WIDTH), (start + tl.arange(0, C) < length)[:, None]
 
 
 @triton.jit
 def load_rows(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Load with zeros for positions from `length` on."""
     address, valid = rows_of(pointer, sequence, start, length, STRIDE, C, WIDTH)
     return tl.load(address, mask=valid, other=0.0)
 
@@ -54,8 +49,8 @@ def store_rows(values, pointer, sequence, start, length, STRIDE: tl.constexpr, C
 
 @triton.jit
 def matrix(pointer, row, WIDTH: tl.constexpr, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on.
-    Addresses are recomputed from the row even within a loop: constant offsets would occupy scarce registers."""
+    """Return addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on,
+    recomputed from the row even within a loop: constant offsets would occupy scarce registers."""
     return pointer + ((row + tl.arange(0, ROWS))[:, None] * WIDTH + (column + tl.arange(0, COLUMNS))[None, :])
 
 
@@ -68,8 +63,8 @@ def row_factors(rows, scale, UNIT: tl.constexpr):
 
 @triton.jit
 def scaled_rows_gradient(gradient, rows, factor, inner, scale, UNIT: tl.constexpr):
-    """Return the gradient of rows that were multiplied by `factor` of `row_factors`. `gradient` is that of the scaled
-    rows, times `factor`; `inner` its row sums with the rows, without `factor`."""
+    """Return the gradient of rows that `row_factors` scaled. `gradient` is that of the scaled rows, times `factor`;
+    `inner` its row sums with the rows, without `factor`."""
     if UNIT:
         gradient -= rows.to(tl.float32) * (factor * factor * inner / (scale * scale))[:, None]
     return gradient
@@ -112,8 +107,8 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
     """Return R in float32, of L strictly below the diagonal; C is 32 or 64.
 
     R of diagonal blocks of one size gives R of blocks twice as large: with N the part of L between them, R + (I - R b)
-    N (I - b R). Powers of the whole matrix would be shorter but lose all digits if neighbouring keys are alike. Blocks
-    of up to 16 are batched products of the small matrix instructions, which stay in registers.
+    N (I - b R). Powers of the whole matrix would lose all digits if neighbouring keys are alike. Blocks of up to 16 are
+    batched products of the small matrix instructions, which stay in registers.
     """
     blocks: tl.constexpr = C // 16
     index = tl.arange(0, blocks)
@@ -138,7 +133,7 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def correction_gradient(between, beta, change_gradient, PRECISION: tl.constexpr):
-    """Return H in float32; `between` is R and `change_gradient` E."""
+    """Return H in float32 from R (`between`) and E (`change_gradient`)."""
     scaled = (change_gradient * beta[:, None]).to(between.dtype)
     return change_gradient - product(tl.trans(between), scaled, PRECISION)
 
@@ -147,13 +142,10 @@ def correction_gradient(between, beta, change_gradient, PRECISION: tl.constexpr)
 def log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of_total):
     """Return the gradients of log decays.
 
-    c_i enters as exp(c_i) where position i reads (by its query, and its key in L) and as exp(-c_i) where it is read
-    (its key in L and in Q K^T): its gradient is the difference of these row sums. Each log decay is part of c_i of all
-    positions from its own on. `leaving_inner`, of the writes to S', sums over earlier positions instead.
-
-    The reading of a position by itself is in neither sum, and `leaving_inner` is summed from its start: for a head that
-    forgets fast these dominate, and differences would leave only rounding. `of_total` is the gradient through the decay
-    of S.
+    c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read, so its gradient is the difference
+    of these row sums. Each log decay is part of c_i from its own position on; writes to S' decay by later positions, so
+    `leaving_inner` sums over earlier ones. A position's reading of itself is in neither sum: for a head that forgets
+    fast it dominates, and differences would leave only rounding. `of_total` is the gradient through the decay of S.
     """
     inside = tl.cumsum(query_inner + 2 * reading_inner - key_inner, 0, reverse=True)
     return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

@@ -1,7 +1,5 @@
-"""All gradients of the gated delta rule, for all chunks at once, given F, H, S and the gradient of S' of each: one
-kernel for narrow keys and one for wide."""
+"""All gradients of the gated delta rule, for all chunks at once, given F, H, S and the gradient of S' of each."""
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -81,14 +79,14 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
                     scale, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """All gradients of every chunk, over the blocks of values. Grid: chunks of all sequences × heads.
+    """All gradients of every chunk. Grid: chunks of all sequences × heads.
 
     Inputs per chunk are S (`states`) and the gradient of S' (`state_gradients`), both transposed, F (`corrections`) and
-    H or, unless CORRECTED, E (`correction_gradients`). `heads_gradient` is None if no heads share query and key.
+    H or, unless CORRECTED, E (`correction_gradients`).
 
-    The gradient of a log decay takes row sums of Q and K times parts of their gradients. Such a part must not become a
-    product's `sum` afterwards: that accumulates in the same registers, and ptxas (12.8 to 13.0) may confuse the row
-    sums before and after. The diagonal's part is a product too, because a row-wise form spills registers.
+    A term whose row sum with Q or K is taken must not become a product's `sum` afterwards: that accumulates in the same
+    registers, and ptxas (12.8 to 13.0) may confuse the row sums before and after. The diagonal's term is a product,
+    because a row-wise form spills registers.
     """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -153,8 +151,8 @@ def wide_gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, 
                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """`gradient_kernel` for more than NARROW_KEYS key channels, in two passes over the blocks of values: through S and
-    the pairs, then through S'. At most two key-sized sums exist at a time, and row sums are of whole sums. Key-sized
-    tiles are transposed."""
+    the pairs, then through S'. At most two key-sized sums, transposed, exist at a time, and row sums are of whole sums.
+    """
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     dtype: tl.constexpr = key.dtype

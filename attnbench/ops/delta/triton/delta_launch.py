@@ -1,6 +1,5 @@
 """Launches of the gated delta rule's kernels in both forms, forward and backward."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
 
 import torch
@@ -31,7 +30,6 @@ def forward(
     last: Tensor | None,
     kept: Kept | None,
 ) -> None:
-    """Fill `output`, `last` and `kept`."""
     pairs, factors = kept[2:] if kept is not None else _empty_pairs(rule)
     launch(
         pairs_kernel, (rule.all_chunks,),
@@ -113,7 +111,6 @@ def backward(
 
 
 def _key_parts(rule: DeltaRule, pairs: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return W and Y of every chunk."""
     readers, writers = (rule.empty(rule.chunk, rule.key_width) for _ in range(2))
     launch(
         key_parts_kernel, (rule.all_chunks,),

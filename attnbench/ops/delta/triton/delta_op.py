@@ -1,5 +1,5 @@
-"""The gated delta rule as one operator on packed inputs, with its gradient. `delta_step` in ops/delta/delta_rule.py is
-its definition; delta_chunk.py has the algebra of a chunk."""
+"""The gated delta rule as one operator on packed inputs, with its gradient; delta_chunk.py has the algebra of a
+chunk."""
 
 from typing import Any
 
@@ -28,9 +28,7 @@ def gated_delta_rule(
     keep_memory: bool = False,
     parallel: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Per head, from the memory given or from zeros:
-
-        M_t = a_t M_{t-1} + b_t k_t (v_t - a_t M_{t-1}^T k_t)^T,   y_t = M_t^T q_t / sqrt(K)
+    """Compute `delta_step` of ops/delta/delta_rule.py with y_t = M_t^T q_t / sqrt(K).
 
     Args:
         mixed_BTC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K is 16, 32, 64 or 128, in
@@ -43,9 +41,6 @@ def gated_delta_rule(
 
     Returns:
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
-
-    Raises:
-        UserError: a dtype that these kernels do not support at this width.
     """
     if mixed_BTC.dtype not in (DTYPES if key_width <= WIDE else DTYPES[:1]):
         raise UserError(
@@ -110,7 +105,7 @@ def gated_delta_rule_forward(
     parallel: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return y, the last memory, and per chunk for the gradient: the state before it, transposed, corrections, pairs,
-    and factors in float32. Unwanted tensors are empty."""
+    and factors. Unwanted tensors are empty."""
     rule = _rule(mixed_BTC, log_decay_BTH, beta_BTH, num_heads, num_key_heads, key_width, unit_length, parallel)
     output, last, *kept = outputs = _forward_outputs(rule, keep_memory, keep_states)
     states = tuple(kept) if keep_states else None

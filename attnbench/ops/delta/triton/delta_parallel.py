@@ -1,14 +1,15 @@
 """The gated delta rule with all chunks' work in parallel before and after a scan over the states: the form for few
-heads and many chunks. Two products with (C, K) matrices per chunk remain in the scan,
+heads and many chunks. The scan has two products with (C, K) matrices per chunk,
 
     F = U - W S,    S' = g_C S + Y^T b F        with U = (I - R b) V,  W = (I - R b) g K,  Y = g_C / g K
 
 and for the gradient E of b F, with E_0 from the chunk's own queries and B = (g Q)^T times Y's gradient,
 
     E = E_0 + Y S'_gradient,    S_gradient = g_C S'_gradient + B - W^T b E
+
+Grids are chunks of all sequences × heads, or of scans sequences × heads, and blocks of values.
 """
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -34,7 +35,7 @@ from attnbench.ops.delta.triton.delta_tiles import (
 @triton.jit(do_not_specialize=LENGTHS)
 def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute W and Y of every chunk (`readers` and `writers`). Grid: chunks of all sequences × heads."""
+    """Compute W and Y of every chunk (`readers` and `writers`)."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     between, _ = load_pairs(pairs, index, C)
@@ -51,7 +52,7 @@ def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads:
 def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                            PRECISION: tl.constexpr):  # fmt: skip
-    """Compute U of every chunk, in place of F. Grid: chunks of all sequences × heads, blocks of values."""
+    """Compute U of every chunk, in place of F."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     between, _ = load_pairs(pairs, index, C)
@@ -65,8 +66,7 @@ def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads
 def scan_forward_kernel(factors, readers, writers, initial, last, states, corrections, length,
                         C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
-    """Compute S and F of every chunk in order; F replaces U. Grid: sequences × heads, blocks of values. `initial` and
-    `last` may be None."""
+    """Compute S and F of every chunk in order; F replaces U. `initial` and `last` may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
     whole = program.to(tl.int64) * K
@@ -93,7 +93,7 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
 def read_kernel(mixed, pairs, factors, states, corrections, output, length,
                 num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                 V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the output of every chunk. Grid: chunks of all sequences × heads, blocks of values."""
+    """Compute the output of every chunk."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -111,8 +111,7 @@ def read_kernel(mixed, pairs, factors, states, corrections, output, length,
 def prepare_backward_kernel(mixed, pairs, factors, gradient, change_gradients, additions, length,
                             num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                             V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute E_0 (in place of E) and B, transposed (in place of the gradient of S'), of every chunk. Grid: chunks of
-    all sequences × heads, blocks of values."""
+    """Compute E_0 (in place of E) and B, transposed (in place of the gradient of S'), of every chunk."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -130,8 +129,8 @@ def scan_backward_kernel(factors, readers, writers, last_gradient, initial_gradi
                          change_gradients, length,
                          C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradient of S' and E of every chunk in reverse order, in place of the prepared tensors. Grid:
-    sequences × heads, blocks of values. The gradients of the states at both ends may be None."""
+    """Compute the gradient of S' and E of every chunk in reverse order, in place of the prepared tensors. The gradients
+    of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
     whole = program.to(tl.int64) * K

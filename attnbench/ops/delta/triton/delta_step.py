@@ -1,7 +1,6 @@
 """One position of the gated delta rule: a single pass over the state, updated in place. Torch's form takes a dozen
 kernels, each longer to launch than to run."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import torch
@@ -23,7 +22,7 @@ def gated_delta_rule_step(
 
     Args:
         mixed_BC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K is a power of 2, V a multiple
-            of 16. Each head of query and key is shared by H / G of the values'.
+            of 16.
         memory_BHKV: the state, float32 and contiguous, updated in place.
         unit_length: divide each query and key by its length first.
     """
@@ -50,10 +49,7 @@ def gated_delta_rule_step(
     return output_BHV
 
 
-@gated_delta_rule_step.register_fake
-def _(mixed_BC: Tensor, log_decay_BH: Tensor, beta_BH: Tensor, memory_BHKV: Tensor, unit_length: bool) -> Tensor:
-    batch, heads, _, value_width = memory_BHKV.shape
-    return mixed_BC.new_empty(batch, heads, value_width)
+gated_delta_rule_step.register_fake(lambda mixed, log_decay, beta, memory, _: mixed.new_empty(memory[:, :, 0].shape))
 
 
 @triton.jit

@@ -1,7 +1,6 @@
 """Loads and stores of the gated delta rule's tiles; and the pairs of positions within a chunk, by a kernel over all
-chunks. Blocks of value channels are independent except for the gradients that they share."""
+chunks."""
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -34,8 +33,8 @@ BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
 
 @triton.jit
 def chunk_place(length, num_heads, C: tl.constexpr):
-    """Return a program's chunk counted over all heads of all sequences (its place on the grid's first axis; the others
-    end at 65,535), sequence, head and first position."""
+    """Return a program's chunk counted over all heads of all sequences (on the grid's first axis; the others end at
+    65,535), sequence, head and first position."""
     index = tl.program_id(0)
     num_chunks = tl.cdiv(length, C)
     program = index // num_chunks
@@ -45,7 +44,6 @@ def chunk_place(length, num_heads, C: tl.constexpr):
 @triton.jit
 def load_query(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    """Load the query of a value head, shared within its group."""
     column = head // (num_heads // GROUPS) * K
     return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, K)
 
@@ -60,14 +58,12 @@ def load_key(mixed, sequence, head, start, length, num_heads: tl.constexpr, GROU
 @triton.jit
 def load_value(mixed, sequence, head, start, length, first, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
-    """Load a block of the values' channels, from `first` on."""
     column = 2 * GROUPS * K + head * V + first
     return load_rows(mixed + column, sequence, start, length, 2 * GROUPS * K + num_heads * V, C, VALUES)
 
 
 @triton.jit
 def load_pairs(pairs, index, C: tl.constexpr):
-    """Return R of a chunk, and Q K^T o G."""
     first = index * 2 * C
     return tl.load(matrix(pairs, first, C, 0, C, C)), tl.load(matrix(pairs, first + C, C, 0, C, C))
 

@@ -1,5 +1,5 @@
 """The gated delta rule with one program per head that walks the chunks with the state in registers: the form for many
-heads and few chunks. `pairs_kernel` runs before, in either direction.
+heads and few chunks. `pairs_kernel` runs before. Grids are sequences × heads, and blocks of values.
 
 All tiles are transposed: rows are value channels, columns key channels or positions. Hopper's four-warp instructions
 multiply 64 rows of a left operand from registers, where the state is, and chunks may be short. With more than 128 key
@@ -27,8 +27,8 @@ from attnbench.ops.delta.triton.delta_tiles import (
 def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, corrections, length,
                         num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                         V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Grid: sequences × heads, blocks of values. `initial`, `last`, and for the gradient `states` (S, transposed) and
-    `corrections` (F) of every chunk may be None."""
+    """`initial`, `last`, and for the gradient `states` (S, transposed) and `corrections` (F) of every chunk may be
+    None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)
@@ -91,7 +91,7 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
                          num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                          V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Walk from the last chunk to the first, and write the gradient of S' (`state_gradients`, transposed) and H
-    (`correction_gradients`) of each. Grid as forward. The gradients of the states at both ends may be None."""
+    (`correction_gradients`) of each. The gradients of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)

@@ -17,14 +17,13 @@ here and V the values without b.
 The decay of a pair is a product of factors of its positions, which must neither overflow nor lose the pair. If a whole
 chunk forgets no channel by more than exp(-RANGE), they are exp(s_i - h) and exp(h - s_j), with h half of the sum over
 the chunk. Otherwise pairs within a block of 16 have such factors for the block, or none if the block forgets more;
-pairs farther apart, in different halves of 64, 32 and so on, are decayed to the border between the halves. The level of
-a pair is the highest bit in which its indices differ. All factors are finite, so that masked pairs cannot spoil
-gradients, and none is the exponential of a difference of sums beyond its own range.
+pairs in different halves of 64, 32 and so on are decayed to the border between the halves. The level of a pair is the
+highest bit in which its indices differ. All factors are finite, so that masked pairs cannot spoil gradients, and none
+is the exponential of a difference of sums beyond its own range.
 
-Positions beyond the sequence's end are zeros (log decay and b too) and change nothing.
+Positions beyond the end are zeros and change nothing. Grids are chunks of all sequences × heads.
 """
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -41,7 +40,6 @@ RANGE = tl.constexpr(80.0)
 
 @triton.jit
 def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexpr):
-    """Return b of a chunk's positions; ones if it is None."""
     positions = start + tl.arange(0, C)
     if beta is None:
         strength = tl.full((C,), 1.0, tl.float32)
@@ -53,11 +51,8 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 
 @triton.jit
 def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Return the sums of log decays of every block of 16, of those before it and behind it, (C / 16, KEYS) each.
-
-    Args:
-        sums: of every position the sum from the start of its block of 16; the chunk begins at `row`, int64, and at
-            column `first`.
+    """Return the sums of log decays of every block of 16, of those before it and behind it, (C / 16, KEYS) each. `sums`
+    has of every position the sum from the start of its block; the chunk begins at `row`, int64, and at column `first`.
     """
     BLOCKS: tl.constexpr = C // 16
     block, last = tl.arange(0, BLOCKS), sums + row * K + first + 15 * K + tl.arange(0, KEYS)[None, :]
@@ -78,7 +73,6 @@ def sums_since(within, before, C: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def sums_until(within, own, behind, C: tl.constexpr, KEYS: tl.constexpr):
-    """Return t, (C, KEYS)."""
     inside = tl.reshape(within, (C // 16, 16, KEYS))
     return tl.reshape(tl.minimum(own[:, None, :] - inside, 0.0) + behind[:, None, :], (C, KEYS))
 
@@ -135,7 +129,7 @@ def pair_factors(sums, row, first, level, first_level, C: tl.constexpr, K: tl.co
 
 @triton.jit
 def of_level(values, level, first_level, C: tl.constexpr):
-    """Keep pairs below the diagonal that have the factors of `pair_factors`; zeros elsewhere."""
+    """Keep pairs below the diagonal that have the factors of `pair_factors`."""
     rows, size = tl.arange(0, C), 1 << level
     apart = rows[:, None] ^ rows[None, :]
     nearest = tl.where(level > first_level, size // 2, 1)
@@ -148,11 +142,7 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
                  num_heads: tl.constexpr, QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, C: tl.constexpr,
                  K: tl.constexpr, KEYS: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Fill, of every chunk, `sums` and `totals` (exp(s_C)) in float32, A, R exp(s), Y and `pairs` (X, N, 2, C, C): W
-    and L.
-
-    Grid: chunks of all sequences × heads. Keys come in blocks of KEYS channels. `reader` (R) is None for the key;
-    without ERASES there are neither R exp(s) nor L.
-    """
+    and L. `reader` (R) is None for the key; without ERASES there are neither R exp(s) nor L."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
     LEVELS: tl.constexpr = 6 if C == 64 else 5
@@ -204,7 +194,7 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
 @triton.jit(do_not_specialize=LENGTHS)
 def resolve_kernel(beta, reading, pairs, length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                    KEYS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Replace L by N, and R exp(s) by D, for every chunk. Grid: chunks of all sequences × heads."""
+    """Replace L by N, and R exp(s) by D, for every chunk."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = reading.dtype.element_ty
     row = index * C

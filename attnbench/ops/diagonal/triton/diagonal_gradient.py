@@ -1,7 +1,6 @@
 """Gradients of the delta rule, or of the plain sum, with one decay per key channel, for all chunks at once, given F, S
 and the gradients of b F and S' of each."""
 
-# A decorated function is not seen to return.
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -33,8 +32,7 @@ def pair_gradient_kernel(value, beta, pairs, corrections, gradient, change_gradi
                          pair_gradients, length, num_heads: tl.constexpr, VALUE_ROW: tl.constexpr, C: tl.constexpr,
                          V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradients of W and L, laid out as `pairs`, and of v and b. Grid: chunks of all sequences × heads.
-    Values above the diagonal are meaningless.
+    """Compute the gradients of W and L, laid out as `pairs` (meaningless above the diagonal), and of v and b.
 
     If nothing is erased there are no L and b, and the values' gradient exists already. With H the gradient of F through
     (I - N b), that of V is b H, of b the row sum of F o H, of L -(b H) (b F)^T.
@@ -75,8 +73,8 @@ def gradient_kernel(query, key, reader, value, beta, sums, states, corrections, 
                     length, num_heads: tl.constexpr, QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr,
                     VALUE_ROW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr,
                     VALUES: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradients of q, k, r and the log decay from those of v and of the pairs. Grid: chunks of all
-    sequences × heads, blocks of KEYS key channels.
+    """Compute the gradients of q, k, r and the log decay from those of v and of the pairs. The grid's second axis is
+    blocks of KEYS key channels.
 
     A pair contributes to all log decays between its positions: at each level, contributions of late positions are added
     from the end on and of early ones subtracted, both from the same rounded products. Reads of S are summed from the

@@ -1,6 +1,5 @@
 """Launch choices and launches of the kernels with one decay per key channel, forward and backward."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
 
 from dataclasses import dataclass
@@ -125,7 +124,6 @@ class DiagonalRule:
 
     @property
     def chunk(self) -> int:
-        """Positions per chunk."""
         # Short in float32 even for wide heads, whose registers are nearly full.
         is_float32 = self.query.dtype == torch.float32
         return 32 if is_float32 else positions_of_chunk(self.key_width, self.value_width, self.query.dtype)
@@ -136,11 +134,9 @@ class DiagonalRule:
 
     @property
     def all_chunks(self) -> int:
-        """Chunks of all sequences and heads."""
         return self.sequences * self.num_chunks
 
     def keys(self, kernel: str) -> int:
-        """Return the channels of a kernel's block of keys."""
         return min(LAUNCH[kernel]["KEYS"], self.key_width)
 
     def values(self, kernel: str) -> int:
@@ -152,7 +148,6 @@ class DiagonalRule:
         return channels
 
     def launch_of(self, kernel: str) -> dict[str, int]:
-        """Return the launch of a kernel for these inputs."""
         if self.chunk == 64:
             return LAUNCH[kernel]
         # Short chunks do not occupy more than four warps.
@@ -200,7 +195,6 @@ def forward(
     prepared: Prepared,
     kept: Kept | None,
 ) -> None:
-    """Fill `output`, `last`, `prepared` and `kept`."""
     _, totals, asking, reading, leaving, pairs = prepared
     launch(
         chunk_kernel, (rule.all_chunks,),
@@ -223,7 +217,6 @@ def forward(
 def backward(
     rule: DiagonalRule, prepared: Prepared, kept: Kept, gradient: Tensor, last_gradient: Tensor | None, of: Gradients
 ) -> None:
-    """Fill the gradients of the inputs, `of`."""
     sums, totals, asking, reading, leaving, pairs = prepared
     of_states = torch.empty_like(kept.states)
     of_changes = torch.empty_like(kept.corrections) if rule.erases else of.value

@@ -1,5 +1,5 @@
-"""The delta rule, or the plain sum, with one decay per key channel, as one operator with its gradient. `diagonal_step`
-in ops/diagonal/diagonal_decay.py is its definition; diagonal_chunk.py has the algebra of a chunk."""
+"""The delta rule, or the plain sum, with one decay per key channel, as one operator with its gradient;
+diagonal_chunk.py has the algebra of a chunk."""
 
 from typing import Any
 
@@ -32,9 +32,7 @@ def diagonal_decay(
     *,
     keep_memory: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Per head, from the memory given or from zeros:
-
-        S_t = (I - k_t r_t^T) Diag(a_t) S_{t-1} + k_t u_t^T,   y_t = S_t^T q_t
+    """Compute `diagonal_step` of ops/diagonal/diagonal_decay.py with e = k.
 
     r = 0 and u = v; with `reader_BTHK` r is that, and u = v; with `beta_BTH` r = beta k and u = beta v. Not both.
 
@@ -45,9 +43,6 @@ def diagonal_decay(
 
     Returns:
         y (B, T, H, V) in the dtype of the value, and the last memory or None.
-
-    Raises:
-        UserError: a dtype that these kernels do not support.
     """
     if query_BTHK.dtype not in DTYPES:
         raise UserError(
@@ -140,8 +135,7 @@ def diagonal_decay_backward(
     last_gradient_BHKV: Tensor | None,
     of_memory: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of query, key, value, log decay, reader, beta and the first memory; empty for inputs that are
-    None, and for the memory unless `of_memory`."""
+    """Return gradients of query, key, value, log decay, reader, beta and memory; empty for inputs that are None."""
     rule = _rule(query_BTHK, key_BTHK, value_BTHV, log_decay_BTHK, reader_BTHK, beta_BTH)
     outputs, last = _gradients(rule, of_memory), contiguous(last_gradient_BHKV)
     prepared, kept = Prepared(sums, totals, asking, reading, leaving, pairs), Kept(states, corrections)

@@ -1,7 +1,6 @@
 """One position of the delta rule, or of the plain sum, with one decay per key channel: a single pass over the state,
 updated in place."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any
@@ -31,8 +30,7 @@ def diagonal_decay_step(
     Args:
         query_BHK: scaled; bfloat16 or float32, like key, value, reader and eraser; K is a power of 2, V a multiple of
             16.
-        reader_BHK: r; None for 0 or, with beta, for beta times the key (then the value is multiplied by beta too).
-        eraser_BHK: e; None for the key.
+        reader_BHK, eraser_BHK: r, None for 0 or, with beta, for beta times the key (and value); e, None for the key.
         memory_BHKV: the state, float32 and contiguous, updated in place.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
@@ -40,19 +38,11 @@ def diagonal_decay_step(
     inputs = (query_BHK, key_BHK, value_BHV, log_decay_BHK.float(), reader_BHK, beta_BH, eraser_BHK)
     output_BHV = torch.empty_like(value_BHV, memory_format=torch.contiguous_format)
     tensors: list[Any] = [None if x is None else x.contiguous() for x in (*inputs, memory_BHKV, output_BHV)]
-    _step[(batch * heads, value_width // VALUES)](
-        *tensors,
-        K=key_width,
-        V=value_width,
-        VALUES=VALUES,
-    )
+    _step[(batch * heads, value_width // VALUES)](*tensors, K=key_width, V=value_width, VALUES=VALUES)
     return output_BHV
 
 
-@diagonal_decay_step.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, reader: Tensor | None, beta: Tensor | None,
-      eraser: Tensor | None, memory: Tensor) -> Tensor:  # fmt: skip
-    return value.new_empty(value.shape)
+diagonal_decay_step.register_fake(lambda query, key, value, *_: value.new_empty(value.shape))
 
 
 @triton.jit

@@ -1,12 +1,10 @@
 """Embedding lookup with a deterministic gradient, summed in a fixed order.
 
 Torch's compiler adds gradients by atomics, in any order. Here the sum is a product with a one-hot matrix made in
-registers. Blocks of positions without any of a program's symbols are skipped; these are most, as texts mostly use the
-first hundred symbols. With more than MAX_SYMBOLS symbols positions are sorted by symbol, as in uncompiled torch, which
-is deterministic too; docs/kernels.md has the times of both.
+registers. Most blocks of positions have none of a program's symbols and are skipped. With more than MAX_SYMBOLS symbols
+positions are sorted by symbol, as in uncompiled torch; docs/kernels.md has the times of both.
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any
@@ -94,7 +92,6 @@ def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int
 
 
 def _as_one(tokens_MN: Tensor, num_symbols: int) -> Tensor:
-    """Number the symbols of all models consecutively."""
     if len(tokens_MN) == 1:
         return tokens_MN
     return tokens_MN + num_symbols * torch.arange(len(tokens_MN), device=tokens_MN.device)[:, None]

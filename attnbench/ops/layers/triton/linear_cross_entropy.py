@@ -4,7 +4,6 @@ For some rows at a time, a kernel computes the loss from the logits in float32 a
 products give the gradients of both factors. The backward pass only scales these (as in Liger Kernel, Hsu et al., 2024).
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false
 
 import itertools

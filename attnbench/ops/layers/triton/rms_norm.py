@@ -4,7 +4,6 @@ Torch's gradient of the weight takes ten times as long, a fifth of an uncompiled
 65,536 positions of 64 channels, H100). Compiled steps use torch's RMSNorm, which is fused with its surroundings.
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any

@@ -2,7 +2,6 @@
 rotated in place; see ops/layers/rotary.py. One pass over the memory each way; torch's compiler rotates and joins
 gradients at a quarter of the memory bandwidth."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from typing import Any
@@ -65,7 +64,6 @@ def padded_width(width: int) -> int:
 
 
 def rotated(x_BTHK: Tensor, rotation_2TK: Tensor) -> Tensor:
-    """Return a rotated, contiguous copy."""
     copy_BTHK = x_BTHK.new_empty(x_BTHK.shape)
     _copy(x_BTHK, (copy_BTHK, copy_BTHK[:, :, :0], copy_BTHK[:, :, :0]), rotation_2TK)
     return copy_BTHK

@@ -119,7 +119,6 @@ def _grid(x_BTC: Tensor, blocks: Blocks) -> tuple[int]:
 def _arguments(
     x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks
 ) -> dict[str, Any]:
-    """Return the arguments of both kernels."""
     batch, length, channels = x_BTC.shape
     groups, _, size = weight_GCW.shape
     if size not in SIZES or x_BTC.dtype not in DTYPES:
@@ -153,7 +152,6 @@ def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
 
 @triton.jit
 def _taps(weight, group, channels, channel, exists, SIZE: tl.constexpr):
-    """Return the weights of these channels, a tuple over the taps."""
     taps = ()
     for tap in tl.static_range(SIZE):
         address = weight + (group * channels + channel) * SIZE + tap
@@ -179,7 +177,6 @@ def _rows_before(
 
 @triton.jit
 def _row(x, sequence, position, length, channels):
-    """Return the address of a row of (B, length, channels), in 64 bits."""
     return x + (sequence.to(tl.int64) * length + position) * channels
 
 
@@ -211,7 +208,6 @@ def _weighted_backwards(window, taps, SIZE: tl.constexpr):
 
 @triton.jit
 def _through_silu(of_y, window, taps, SIZE: tl.constexpr, SILU: tl.constexpr):
-    """Return the gradient of the weighted sum from that of y."""
     gradient = of_y.to(tl.float32)
     if SILU:
         total = _weighted(window, taps, SIZE)

@@ -1,7 +1,6 @@
 """silu(gate) × up of a SwiGLU from one packed tensor, with one packed gradient. Both projections are then one matrix
 product, forward and backward; torch's compiler would spend a pass over the memory on joining the gradients."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any

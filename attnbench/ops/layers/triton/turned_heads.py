@@ -2,11 +2,8 @@
 normalised, shifted by a bias per head, and rotated by an angle per position, head and channel pair.
 
     s_h = gain x / sqrt(mean(x²) + eps) + bias_h,   channels (2a, 2a + 1) of y_h: those of s_h, turned by angle_h,a
-
-Pairs after the last angle are not rotated.
 """
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any
@@ -42,7 +39,7 @@ def turned_heads(packed_BTC: Tensor, gain_R2K: Tensor, bias_R2HK: Tensor, angle_
     Args:
         packed_BTC: one query, one key, and the values of all heads, (B, T, K + K + HV).
         gain_R2K, bias_R2HK: of query and key, for R stacked models; equal parts of the batch belong to each, in order.
-        angle_BTHA: float32, of the first A of K / 2 pairs of channels of query and key.
+        angle_BTHA: float32, of the first A of K / 2 channel pairs.
     """
     packed_BTC = packed_BTC.contiguous()
     heads_BTC = _heads(packed_BTC, gain_R2K, bias_R2HK)
@@ -80,7 +77,6 @@ def turned_heads_backward(
 
 
 def _launch(packed_BTC: Tensor, bias_R2HK: Tensor, angle_BTHA: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
-    """Return the positions per model, and a kernel's grid and options."""
     num_models, _, num_heads, width = bias_R2HK.shape
     num_rows = packed_BTC.shape[0] * packed_BTC.shape[1] // num_models
     padded_heads, padded = triton.next_power_of_2(num_heads), padded_width(width)
@@ -98,7 +94,6 @@ def _gradient(ctx: Any, gradient_BTC: Tensor) -> tuple[Tensor, ...]:
 
 @triton.jit
 def _pairs(x, HEADS: tl.constexpr, PADDED: tl.constexpr):
-    """Return the first and second channels of pairs (2i, 2i + 1)."""
     return tl.split(tl.reshape(x, [HEADS, PADDED // 2, 2]))
 
 
@@ -168,7 +163,7 @@ def _places(num_rows, gain, bias, HEADS: tl.constexpr, PADDED_HEADS: tl.constexp
 def turned_heads_kernel(packed, gain, bias, angle, heads, num_rows, eps, HEADS: tl.constexpr,
                         PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ANGLES: tl.constexpr,
                         VALUES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Walk the positions one by one, all heads at once. Grid: parts of a model's positions, models."""
+    """Walk the positions one by one, all heads at once. Grids are parts of a model's positions, and models."""
     first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
         num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
     )  # fmt: skip
@@ -197,7 +192,6 @@ def _of_angle(shifted, back, HEADS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _through_the_norm(of_normed, unit, scale, gain, WIDTH: tl.constexpr):
-    """Return the gradient of a query or key from that of its normalised, scaled form."""
     of_unit = of_normed * gain
     return scale * (of_unit - unit * (tl.sum(of_unit * unit, axis=1, keep_dims=True) / WIDTH))
 
@@ -207,8 +201,7 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
                                  eps, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
                                  PADDED: tl.constexpr, ANGLES: tl.constexpr, VALUES: tl.constexpr,
                                  ROWS: tl.constexpr):  # fmt: skip
-    """Walk the positions one by one, all heads at once, so that sums over positions stay in registers. Grid: parts of a
-    model's positions, models."""
+    """Walk the same; sums over positions stay in registers."""
     first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
         num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """Gradient kernels of linear attention, over the same segments, see linear_op.py."""
 
-# The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -22,7 +21,6 @@ from attnbench.ops.linear.triton.linear_kernels import (
 
 @triton.jit
 def _through_feature(gradient, x, FEATURE: tl.constexpr):
-    """Return the gradient of x from that of f(x)."""
     x = x.to(tl.float32)
     if FEATURE == "elu":
         gradient *= tl.exp(tl.minimum(x, 0))
@@ -77,7 +75,6 @@ def linear_sums_backward_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute each segment's contribution to the gradients of the S and z before it."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):

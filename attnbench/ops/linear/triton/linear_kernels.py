@@ -1,6 +1,5 @@
 """Forward kernels of linear attention: a program walks a segment of one head of a sequence, see linear_op.py."""
 
-# The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -37,7 +36,6 @@ def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: t
 
 @triton.jit
 def slot_state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the addresses of S and z in a slot, a head's segment, and which exist."""
     row = tl.arange(0, BLOCK)
     memory_address = memory + slot.to(tl.int64) * WIDTH * WIDTH + row[:, None] * WIDTH + row[None, :]
     exists = row < WIDTH
@@ -46,7 +44,6 @@ def slot_state(memory, normaliser, slot, WIDTH: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit
 def feature(x, FEATURE: tl.constexpr):
-    """Return f in float32."""
     x = x.to(tl.float32)
     if FEATURE == "elu":
         x = tl.maximum(x, 0) + tl.exp(tl.minimum(x, 0))
@@ -108,7 +105,6 @@ def linear_sums_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute each segment's contribution to S and z."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -175,7 +171,7 @@ def linear_forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Compute y by masked products within a chunk, and by S and z for earlier positions. A sequence of one segment
-    stores its last state. If ROTATED, S is of rotated features, and z, with the divisor, of unrotated ones."""
+    stores its last state. If ROTATED, S is of rotated features, z of unrotated ones."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = before(
         *(start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot),

@@ -48,14 +48,14 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
 
-    With rotary positions S is written and read by rotated features, z by unrotated ones. Products run in the dtype of
-    q, k and v; S and z are float32 and have no gradient.
+    With rotary positions S is written and read by rotated features. Products run in the dtype of q, k and v; S and z
+    are float32 and have no gradient.
 
     Args:
         mixed_BTC: packed query, key and value, (num_heads, K) each: float32 or bfloat16, K as in `WIDTHS`.
         memory_BHKV, normaliser_BHK: S and z before the first position; None for zeros.
         feature_map: f: elu (elu(x) + 1), relu, or identity if applied before.
-        rotation_2TK: cos and sin of ops/layers/rotary.py, (2, T, K/2) in float32; None for no rotary positions.
+        rotation_2TK: see ops/layers/rotary.py; None for no rotary positions.
 
     Returns:
         y as (B, T, H, V), S and z after the last position.
@@ -104,29 +104,16 @@ def mix(
     blocks = forward_blocks(mixed_BTC, num_heads, rotation_2TK is not None)
     arguments = _arguments(mixed_BTC, rotation_2TK, num_heads, feature_map, blocks)
     y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK = _outputs(mixed_BTC, num_heads)
-    start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
     num_segments = memory_BHNKV.shape[2]
     grid = (mixed_BTC.shape[0] * num_heads * num_segments,)
     if num_segments > 1:
         launch(linear_sums_kernel, grid, memory=memory_BHNKV, normaliser=normaliser_BHNK, **arguments)
         memory_BHNKV, normaliser_BHNK = memory_BHNKV.cumsum(2), normaliser_BHNK.cumsum(2)
-        if start is not None:
-            memory_BHNKV += start[0][:, :, None]
-            normaliser_BHNK += start[1][:, :, None]
-    start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
-    launch(
-        linear_forward_kernel,
-        grid,
-        start_memory=start_memory.contiguous(),
-        start_normaliser=start_normaliser.contiguous(),
-        memory=memory_BHNKV,
-        normaliser=normaliser_BHNK,
-        y=y_BTHV,
-        divisor=divisor_BHT,
-        eps=eps,
-        HAS_START=start is not None,
-        **arguments,
-    )
+        if memory_BHKV is not None and normaliser_BHK is not None:
+            memory_BHNKV += memory_BHKV[:, :, None]
+            normaliser_BHNK += normaliser_BHK[:, :, None]
+    arguments |= _states(memory_BHKV, normaliser_BHK, memory_BHNKV, normaliser_BHNK)
+    launch(linear_forward_kernel, grid, y=y_BTHV, divisor=divisor_BHT, eps=eps, **arguments)
     return y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK
 
 
@@ -161,18 +148,8 @@ def mix_backward(
         launch(linear_sums_backward_kernel, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
         of_memory, of_normaliser = (x.flip(2).cumsum(2).flip(2) for x in (of_memory, of_normaliser))
     arguments |= {"of_mixed": of_mixed}
-    start = None if memory_BHKV is None or normaliser_BHK is None else (memory_BHKV, normaliser_BHK)
-    start_memory, start_normaliser = (memory_BHNKV, normaliser_BHNK) if start is None else start
-    launch(
-        linear_query_gradient_kernel,
-        grid,
-        start_memory=start_memory.contiguous(),
-        start_normaliser=start_normaliser.contiguous(),
-        memory=memory_BHNKV,
-        normaliser=normaliser_BHNK,
-        HAS_START=start is not None,
-        **arguments,
-    )
+    states = _states(memory_BHKV, normaliser_BHK, memory_BHNKV, normaliser_BHNK)
+    launch(linear_query_gradient_kernel, grid, **states, **arguments)
     launch(linear_key_value_gradient_kernel, grid, of_memory=of_memory, of_normaliser=of_normaliser, **arguments)
     return of_mixed
 
@@ -188,28 +165,22 @@ def _gradient(ctx: Any, of_y: Tensor | None, *of_states: Tensor | None) -> Tenso
 def forward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
     """Choose by hand: 128-channel states (64 in float32) need the registers of eight warps, and twice the shared
     memory."""
-    width, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
-    return Blocks(positions, num_warps, num_stages=2 if width <= 64 else 1)
+    width, is_half = mixed_BTC.shape[2] // (3 * num_heads), mixed_BTC.dtype == torch.bfloat16
+    is_wide = width > (64 if is_half else 32)
+    # Rotation doubles the features: in float32 a thread of 32 positions of 64 channels spilled up to 1,856 bytes, of 16
+    # it spills 244.
+    positions = 64 if is_half else 16 if is_rotated and is_wide else 32
+    positions = 16 if mixed_BTC.shape[1] <= 16 else positions
+    return Blocks(positions, num_warps=8 if is_wide else 4, num_stages=2 if width <= 64 else 1)
 
 
 def backward_blocks(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> Blocks:
-    _, positions, num_warps = _sizes(mixed_BTC, num_heads, is_rotated)
-    return Blocks(positions, num_warps, num_stages=1)
-
-
-def _sizes(mixed_BTC: Tensor, num_heads: int, is_rotated: bool) -> tuple[int, int, int]:
-    """Return channels per head, positions per chunk, and warps. With rotation features exist twice: in float32 a thread
-    of 32 positions of 64 channels spilled up to 1,856 bytes, of 16 it spills 244."""
-    width, is_half = mixed_BTC.shape[2] // (3 * num_heads), mixed_BTC.dtype == torch.bfloat16
-    is_wide = width > (64 if is_half else 32)
-    positions = 64 if is_half else 16 if is_rotated and is_wide else 32
-    return width, 16 if mixed_BTC.shape[1] <= 16 else positions, 8 if is_wide else 4
+    return forward_blocks(mixed_BTC, num_heads, is_rotated)._replace(num_stages=1)
 
 
 def _arguments(
     mixed_BTC: Tensor, rotation_2TK: Tensor | None, num_heads: int, feature_map: str, blocks: Blocks
 ) -> dict[str, Any]:
-    """Return the arguments of all kernels."""
     batch, length, channels = mixed_BTC.shape
     width, rest = divmod(channels, 3 * num_heads)
     if rest or width not in WIDTHS or mixed_BTC.dtype not in DTYPES:
@@ -231,3 +202,13 @@ def _arguments(
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,
     }
+
+
+def _states(
+    memory_BHKV: Tensor | None, normaliser_BHK: Tensor | None, memory_BHNKV: Tensor, normaliser_BHNK: Tensor
+) -> dict[str, Any]:
+    states = {"memory": memory_BHNKV, "normaliser": normaliser_BHNK}
+    if memory_BHKV is None or normaliser_BHK is None:
+        return states | {"start_memory": memory_BHNKV, "start_normaliser": normaliser_BHNK, "HAS_START": False}
+    start = {"start_memory": memory_BHKV.contiguous(), "start_normaliser": normaliser_BHK.contiguous()}
+    return states | start | {"HAS_START": True}

@@ -15,7 +15,6 @@ position), so that only one of their three products transposes them. Padded chan
 more rows with another side below 64 (see docs/kernels.md, "When a compiler is wrong").
 """
 
-# The kernels are no functions to a type checker.
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -53,7 +52,6 @@ def _tile(pointer, row, STRIDE: tl.constexpr, column, num_rows, num_columns, ROW
 
 @triton.jit
 def _load(pointer, row, STRIDE: tl.constexpr, column, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Load with zeros beyond the end."""
     address, exists = _tile(pointer, row, STRIDE, column, num_rows, num_columns, ROWS, COLUMNS)
     return tl.load(address, mask=exists, other=0.0)
 
@@ -96,8 +94,8 @@ def walk_forward_kernel(mixed, log_decay, write, own, initial, output, last, tot
                         KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Walk the chunks of a segment with the state in registers. Grid: segments of heads × blocks of values.
 
-    May be None: `write` and `own`, the state before a segment (`initial`), `output`, the state after a segment
-    (`last`), the decay over a segment (`totals`) and the states before every chunk (`states`).
+    May be None: `write`, `own`, the states before and after a segment (`initial`, `last`), `output`, the decay over a
+    segment (`totals`) and the states before every chunk (`states`).
     """
     sequence, head, first, start, end, slot = _place(length, segment, H, V, VALUES)
     STRIDE: tl.constexpr = 2 * G * K + H * V
@@ -169,8 +167,7 @@ def walk_backward_kernel(mixed, log_decay, gradient, last_gradient, initial_grad
 def carry_kernel(sums, totals, start, end, num_segments, SIZE: tl.constexpr, BLOCK: tl.constexpr,
                  REVERSE: tl.constexpr):  # fmt: skip
     """Replace each segment's sum, of SIZE numbers, by the state before the segment; `end` is the state after the last.
-    With REVERSE from the last segment to the first. Grid: heads of all sequences, blocks of the state. `start` and
-    `end` may be None."""
+    Grid: heads of all sequences, blocks of the state. `start` and `end` may be None."""
     program = tl.program_id(0).to(tl.int64)
     numbers = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = numbers < SIZE
@@ -195,8 +192,8 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
                     KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Compute all gradients of every chunk from the states before (`states`) and the gradients of those after
     (`of_states`). Grid: chunks of all sequences × groups of heads that share query and key, whose gradients a program
-    sums. For keys of 128 channels, short of registers, it runs first with OF_QUERY, leaving the query's part of the log
-    decay's gradient in `of_log_decay`, then with OF_KEY.
+    sums. Keys of 128 channels, short of registers, run first with OF_QUERY, leaving the query's part of the log decay's
+    gradient in `of_log_decay`, then with OF_KEY.
 
     c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read; pairs contribute row and column
     sums. `write` and `own` may be None, and their gradients, and that of the log decay.

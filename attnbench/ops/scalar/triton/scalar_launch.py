@@ -1,6 +1,5 @@
 """Launch choices and launches of the kernels with one decay per head, forward and backward."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments.
 # pyright: reportArgumentType=false, reportReturnType=false
 
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ class ScalarDecay:
 
     @property
     def gates(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tensors (B, T, H)."""
         return self.log_decay, self.write, self.own
 
     @property
@@ -79,7 +77,6 @@ class ScalarDecay:
         return -(-self.length // self.chunk)
 
     def values(self, kernel: str) -> int:
-        """Return the value channels of a kernel's block."""
         return min(LAUNCH[kernel]["VALUES"], self.chunk, triton.next_power_of_2(self.value_width))
 
     @property
@@ -92,7 +89,6 @@ class ScalarDecay:
         return -(-self.length // self.segment)
 
     def walks(self, kernel: str) -> tuple[int]:
-        """Return the grid of a walk."""
         return (self.sequences * self.num_segments * -(-self.value_width // self.values(kernel)),)
 
     def states(self, *counts: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -170,7 +166,6 @@ def backward(
 
 
 def _empty_sums(rule: ScalarDecay) -> tuple[Tensor, Tensor]:
-    """Return a state and a number per segment."""
     return rule.states(rule.num_segments), rule.log_decay.new_empty(rule.sequences, rule.num_segments)
 
 

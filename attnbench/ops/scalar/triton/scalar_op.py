@@ -1,10 +1,10 @@
-"""Linear attention with one decay per head as one operator on packed inputs, with its gradient. `scalar_step` in
-ops/scalar/scalar_decay.py is its definition; scalar_kernels.py has the algebra of a chunk.
+"""Linear attention with one decay per head as one operator on packed inputs, with its gradient; scalar_kernels.py has
+the algebra of a chunk.
 
 Forward, a program walks a segment of a head and stores the state before each chunk. Backward, a program walks back for
-the states' gradients, and a kernel computes all other gradients of all chunks at once. With enough heads to fill a GPU
-a segment is a whole sequence. Otherwise each segment is walked for its sum first, a kernel carries the states from
-segment to segment, and all segments are walked again.
+the states' gradients, and a kernel computes all other gradients. With enough heads to fill a GPU a segment is a whole
+sequence. Otherwise each segment is walked for its sum first, a kernel carries the states from segment to segment, and
+all segments are walked again.
 """
 
 from typing import Any
@@ -31,25 +31,18 @@ def scalar_decay(
     scale: float,
     keep_memory: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Per head, from the memory given or from zeros:
-
-        S_t = a_t S_{t-1} + w_t k_t v_t^T,   y_t = scale × S_t^T q_t
-
-    and with `own_BTH`, y_t = scale × (a_t S_{t-1}^T q_t + o_t (q_t . k_t) v_t).
+    """Compute S_t = a_t S_{t-1} + w_t k_t v_t^T, y_t = scale × S_t^T q_t, and with `own_BTH` y_t = scale × (a_t
+    S_{t-1}^T q_t + o_t (q_t . k_t) v_t).
 
     Args:
         mixed_BTC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K and V are multiples of 16, K
             at most 128. Head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1.
         log_decay_BTH: log a_t <= 0; float32, as the weights and the memory.
-        write_BTH: w_t; None for 1.
-        own_BTH: o_t; None for w_t.
+        write_BTH, own_BTH: w_t, None for 1; o_t, None for w_t.
         keep_memory: return the last memory.
 
     Returns:
         y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
-
-    Raises:
-        UserError: a dtype that these kernels do not support.
     """
     if mixed_BTC.dtype not in DTYPES:
         raise UserError(

@@ -1,6 +1,5 @@
 """One position of linear attention with one decay per head: a single pass over the state, updated in place."""
 
-# Launching a kernel gives plain numbers for its constexpr arguments, and a decorated function is not seen to return.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import torch
@@ -28,11 +27,9 @@ def scalar_decay_step(
 
     Args:
         mixed_BC: packed query, key and value, (GK | GK | HV), see `scalar_decay`.
-        write_BH: weight of the position; None for 1.
         memory_BHKV: the state, float32 and contiguous, updated in place.
-        scale: factor of the query.
-        late_key_BHK, late_value_BHV, late_BH: key, value and weight of a pair that is first added to the state,
-            float32; or None.
+        late_key_BHK, late_value_BHV, late_BH: key, value and weight of a pair that is first added to the state; or
+            None.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()
@@ -60,20 +57,7 @@ def scalar_decay_step(
     return output_BHV
 
 
-@scalar_decay_step.register_fake
-def _(
-    mixed_BC: Tensor,
-    log_decay_BH: Tensor,
-    write_BH: Tensor | None,
-    memory_BHKV: Tensor,
-    num_groups: int,
-    scale: float,
-    late_key_BHK: Tensor | None = None,
-    late_value_BHV: Tensor | None = None,
-    late_BH: Tensor | None = None,
-) -> Tensor:
-    batch, heads, _, value_width = memory_BHKV.shape
-    return mixed_BC.new_empty(batch, heads, value_width)
+scalar_decay_step.register_fake(lambda mixed, log_decay, write, memory, *_: mixed.new_empty(memory[:, :, 0].shape))
 
 
 @triton.jit

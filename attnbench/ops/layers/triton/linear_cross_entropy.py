@@ -117,16 +117,9 @@ def _gradient(ctx: Any, total_gradient_M: Tensor, *_: None) -> tuple[Tensor, Ten
 
 @triton.jit
 def _loss_and_gradient(
-    logits,
-    targets,
-    label_weights,
-    nats,
-    num_symbols,
-    stride,
-    IS_WEIGHTED: tl.constexpr,
-    WITH_GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, targets, label_weights, nats, num_symbols, stride,
+    IS_WEIGHTED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Compute one row's loss, and the gradient of its logits in place."""
     row = tl.program_id(0).to(tl.int64)
     row_logits = logits + row * stride

@@ -218,20 +218,10 @@ def _through_silu(of_y, window, taps, SIZE: tl.constexpr, SILU: tl.constexpr):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward(
-    x,
-    weight,
-    history,
-    y,
-    length,
-    channels,
-    batch_of_group,
-    SIZE: tl.constexpr,
-    HAS_HISTORY: tl.constexpr,
-    SILU: tl.constexpr,
-    BLOCK: tl.constexpr,
-    POSITIONS: tl.constexpr,
+    x, weight, history, y, length, channels, batch_of_group,
+    SIZE: tl.constexpr, HAS_HISTORY: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     _, sequence, start, channel, exists = _place(length, channels, BLOCK, POSITIONS)
     taps = _taps(weight, sequence // batch_of_group, channels, channel, exists, SIZE)
     window = _rows_before(x, history, sequence, start, length, channels, channel, exists, SIZE, HAS_HISTORY)
@@ -249,22 +239,10 @@ def _forward(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _backward(
-    x,
-    weight,
-    history,
-    of_y,
-    of_x,
-    parts,
-    length,
-    channels,
-    batch_of_group,
-    SIZE: tl.constexpr,
-    HAS_HISTORY: tl.constexpr,
-    SILU: tl.constexpr,
-    BLOCK: tl.constexpr,
-    POSITIONS: tl.constexpr,
+    x, weight, history, of_y, of_x, parts, length, channels, batch_of_group,
+    SIZE: tl.constexpr, HAS_HISTORY: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """Compute, with p the sum before SiLU and dp its gradient:
 
         dx_t = sum_i w_i dp_(t + W - 1 - i),   dw_i = sum_t dp_t x_(t - W + 1 + i)

@@ -31,18 +31,9 @@ def _through_feature(gradient, x, FEATURE: tl.constexpr):
 
 @triton.jit
 def _through_quotient(
-    of_y,
-    y,
-    divisor,
-    sequence,
-    length,
-    first,
-    head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    of_y, y, divisor, sequence, length, first, head,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Return, with y = n / d, dn = dy / d in y's dtype and dd = -(dy . y) / d in float32; zeros beyond the end."""
     stride: tl.constexpr = HEADS * WIDTH
     address, exists = tile(of_y, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
@@ -58,23 +49,10 @@ def _through_quotient(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_sums_backward_kernel(
-    mixed,
-    rotation,
-    of_y,
-    y,
-    divisor,
-    of_memory,
-    of_normaliser,
-    length,
-    segment,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    mixed, rotation, of_y, y, divisor, of_memory, of_normaliser, length, segment,
+    ROTATED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURE: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     of_state, of_total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -94,27 +72,10 @@ def linear_sums_backward_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_query_gradient_kernel(
-    mixed,
-    rotation,
-    of_y,
-    y,
-    divisor,
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    of_mixed,
-    length,
-    segment,
-    HAS_START: tl.constexpr,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    mixed, rotation, of_y, y, divisor, start_memory, start_normaliser, memory, normaliser, of_mixed, length, segment,
+    HAS_START: tl.constexpr, ROTATED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Walk forward, with G = dn and g = dd of `_through_quotient`, S and z before a chunk:
 
         df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
@@ -159,24 +120,10 @@ def linear_query_gradient_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_key_value_gradient_kernel(
-    mixed,
-    rotation,
-    of_y,
-    y,
-    divisor,
-    of_memory,
-    of_normaliser,
-    of_mixed,
-    length,
-    segment,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    mixed, rotation, of_y, y, divisor, of_memory, of_normaliser, of_mixed, length, segment,
+    ROTATED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURE: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Walk backward, with G and g as above, dS and dz the sums of f(q) G^T and g f(q) after a chunk:
 
         df(k)_s = dS v_s + dz   + sum_{t>=s} (G_t . v_s + g_t) f(q)_t

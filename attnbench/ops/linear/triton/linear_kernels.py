@@ -54,17 +54,9 @@ def feature(x, FEATURE: tl.constexpr):
 
 @triton.jit
 def key_value(
-    mixed,
-    sequence,
-    length,
-    first,
-    head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    mixed, sequence, length, first, head,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Load a chunk's keys, their features and values, all zero beyond the end, so that they change no state."""
     stride: tl.constexpr = 3 * HEADS * WIDTH
     address, exists = tile(mixed, sequence, length, first, head, stride, WIDTH, BLOCK, CHUNK)
@@ -75,15 +67,9 @@ def key_value(
 
 @triton.jit
 def turned(
-    x,
-    rotation,
-    first,
-    length,
-    ROTATED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    x, rotation, first, length,
+    ROTATED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     if ROTATED:
         return turn(x, rotation, first + tl.arange(0, CHUNK), length, WIDTH, BLOCK, False).to(x.dtype)
     return x
@@ -91,20 +77,10 @@ def turned(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_sums_kernel(
-    mixed,
-    rotation,
-    memory,
-    normaliser,
-    length,
-    segment,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    mixed, rotation, memory, normaliser, length, segment,
+    ROTATED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURE: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in range(start, stop, CHUNK):
@@ -119,19 +95,9 @@ def linear_sums_kernel(
 
 @triton.jit
 def before(
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    sequence,
-    head,
-    start,
-    slot,
-    HAS_START: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot,
+    HAS_START: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Return S and z before a segment: the given state, or the end state of the previous segment."""
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if HAS_START:
@@ -150,26 +116,10 @@ def before(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def linear_forward_kernel(
-    mixed,
-    rotation,
-    start_memory,
-    start_normaliser,
-    memory,
-    normaliser,
-    y,
-    divisor,
-    length,
-    segment,
-    eps,
-    HAS_START: tl.constexpr,
-    ROTATED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    mixed, rotation, start_memory, start_normaliser, memory, normaliser, y, divisor, length, segment, eps,
+    HAS_START: tl.constexpr, ROTATED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURE: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Compute y by masked products within a chunk, and by S and z for earlier positions. A sequence of one segment
     stores its last state. If ROTATED, S is of rotated features, z of unrotated ones."""
     sequence, head, start, stop, slot = locate(length, segment, HEADS)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnbench.ops.common.recurrence import Recurrence
 from attnbench.ops.delta.delta_rule import DELTA_RULE
 from attnbench.ops.linear.linear_attention import EPS, LINEAR_ATTENTION, chunked_linear_attention, feature
 
@@ -32,12 +33,11 @@ class StepInputs(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class StateStep:
-    """Decoding step of one family of recurrences, for a device type, precision and number of channels per head."""
+    """Decoding step of one family of recurrences."""
 
-    choose: Callable[[str, str, int], str]
-    """Return the backend of `auto`."""
-    refuse: Callable[[str, str, int], str | None]
-    """Return why it cannot run, or None."""
+    recurrence: Recurrence
+    label: str
+    """Name in messages."""
     prepare: Callable[[StepInputs], Callable[[], Tensor]]
     """Lay out the inputs and return the timed call, which computes y as any view of (B, H, V)."""
     define: Callable[[StepInputs], Tensor]
@@ -45,19 +45,19 @@ class StateStep:
     flops: int
     """Operations per number of the state."""
 
+    def choose(self, device_type: str, precision: str, width: int) -> str:
+        """Return the backend of `auto` for a number of channels per head."""
+        return self.recurrence.backends.choose("auto", (width, width), device_type, precision)
 
-def _choose_linear(device_type: str, precision: str, width: int) -> str:
-    return LINEAR_ATTENTION.backends.choose("auto", (width, width), device_type, precision)
-
-
-def _refuse_linear(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16"
-    return "linear attention's kernel takes float32 and bfloat16" if refused else None
+    def refuse(self, device_type: str, precision: str, width: int) -> str | None:
+        """Return why it cannot run, or None."""
+        refused = precision == "float16" and self.choose(device_type, precision, width) == "triton"
+        return f"{self.label}'s kernel takes float32 and bfloat16" if refused else None
 
 
 def _linear(inputs: StepInputs) -> Callable[[], Tensor]:
     query, key, value, memory, normaliser, *_ = inputs
-    if _choose_linear(*inputs.kind) == "triton":
+    if LINEAR.choose(*inputs.kind) == "triton":
         from attnbench.ops.linear.triton.linear_op import linear_attention
 
         mixed_B1C, num_heads = torch.cat([x.flatten(2) for x in inputs[:3]], dim=-1), query.shape[2]
@@ -80,15 +80,6 @@ def _define_linear(inputs: StepInputs) -> Tensor:
     return (query[..., None, :] @ memory_BHKV[:, None])[..., 0, :] / (total_B1H1 + EPS)
 
 
-def _choose_gated_delta(device_type: str, precision: str, width: int) -> str:
-    return DELTA_RULE.backends.choose("auto", (width, width), device_type, precision)
-
-
-def _refuse_gated_delta(device_type: str, precision: str, width: int) -> str | None:
-    refused = device_type == "cuda" and precision == "float16" and DELTA_RULE.backends.takes(width, width, precision)
-    return "Gated DeltaNet's kernel takes float32 and bfloat16" if refused else None
-
-
 def _unit_key(inputs: StepInputs) -> StepInputs:
     """Normalise the key, as the mixer does: a longer one would let the state grow."""
     key = inputs.key_B1HK
@@ -97,7 +88,7 @@ def _unit_key(inputs: StepInputs) -> StepInputs:
 
 def _gated_delta(inputs: StepInputs) -> Callable[[], Tensor]:
     query, key, value, memory, _, log_decay, beta = _unit_key(inputs)
-    if _choose_gated_delta(*inputs.kind) == "triton":
+    if GATED_DELTA.choose(*inputs.kind) == "triton":
         from attnbench.ops.delta.triton.delta_step import gated_delta_rule_step
 
         # The kernel scales the query and changes its state.
@@ -112,14 +103,11 @@ def _define_gated_delta(inputs: StepInputs) -> Tensor:
     return DELTA_RULE.define(query, key, value, log_decay, beta, memory)[0]
 
 
-STATE_STEPS = {
-    "linear": StateStep(choose=_choose_linear, refuse=_refuse_linear, prepare=_linear, define=_define_linear, flops=4),
-    "gated_deltanet": StateStep(
-        choose=_choose_gated_delta,
-        refuse=_refuse_gated_delta,
-        prepare=_gated_delta,
-        define=_define_gated_delta,
-        flops=6,
-    ),
-}
+LINEAR = StateStep(
+    recurrence=LINEAR_ATTENTION, label="linear attention", prepare=_linear, define=_define_linear, flops=4
+)
+GATED_DELTA = StateStep(
+    recurrence=DELTA_RULE, label="Gated DeltaNet", prepare=_gated_delta, define=_define_gated_delta, flops=6
+)
+STATE_STEPS = {"linear": LINEAR, "gated_deltanet": GATED_DELTA}
 """Steps by mixer name."""

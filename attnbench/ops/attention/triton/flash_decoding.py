@@ -80,31 +80,18 @@ def _decode(
     kernel: Any = grouped_kernel if grouped else single_kernel
     with torch.cuda.device_of(query):
         kernel[(B * G, splits)](
-            *(query, query.stride()[:2], key, key.stride()[:3], value, value.stride()[:3]),
-            *(log_forget, bias, None if bias is None else bias.stride(0), position),
-            *(partial, largest, total, K**-0.5),
-            FORGETS=bias is not None,
-            HEADS=H,
-            SHARED_BY=H // G,
-            MEMBERS=max(16, triton.next_power_of_2(H // G)),
-            WIDTH=K,
-            PADDED=padded_width(K),
-            WINDOW=window,
-            SPLITS=splits,
-            KEYS=tiles.keys,
-            STAGES=tiles.num_stages,
-            PRECISION=float32_product(),
-            num_warps=tiles.num_warps,
-        )
+            query, query.stride()[:2], key, key.stride()[:3], value, value.stride()[:3],
+            log_forget, bias, None if bias is None else bias.stride(0), position, partial, largest, total, K**-0.5,
+            FORGETS=bias is not None, HEADS=H, SHARED_BY=H // G, MEMBERS=max(16, triton.next_power_of_2(H // G)),
+            WIDTH=K, PADDED=padded_width(K), WINDOW=window, SPLITS=splits, KEYS=tiles.keys, STAGES=tiles.num_stages,
+            PRECISION=float32_product(), num_warps=tiles.num_warps,
+        )  # fmt: skip
         if splits > 1:
             channels = min(32, padded_width(K))
             combine_kernel[(B * H, -(-K // channels))](
-                *(partial, largest, total, mixed),
-                WIDTH=K,
-                CHANNELS=channels,
-                SPLITS=splits,
-                PADDED_SPLITS=triton.next_power_of_2(splits),
-            )
+                partial, largest, total, mixed,
+                WIDTH=K, CHANNELS=channels, SPLITS=splits, PADDED_SPLITS=triton.next_power_of_2(splits),
+            )  # fmt: skip
     return mixed
 
 

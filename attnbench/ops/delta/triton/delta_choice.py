@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.ops.common.triton.chunked import Chunked
 from attnbench.ops.common.triton.launching import is_roomy, num_multiprocessors
 from attnbench.ops.common.triton.products import product_precision
 
@@ -74,7 +75,7 @@ def values_of_walk(channels: int, narrowest: int, num_values: int, device: torch
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaRule:
+class DeltaRule(Chunked):
     """Contiguous inputs of one call, and the sizes that follow from their shapes.
 
     Args:
@@ -92,15 +93,6 @@ class DeltaRule:
     parallel: bool | None = None
 
     @property
-    def length(self) -> int:
-        return self.mixed.shape[1]
-
-    @property
-    def sequences(self) -> int:
-        """Sequences × heads."""
-        return self.mixed.shape[0] * self.num_heads
-
-    @property
     def value_width(self) -> int:
         return (self.mixed.shape[2] - 2 * self.num_key_heads * self.key_width) // self.num_heads
 
@@ -115,14 +107,6 @@ class DeltaRule:
     @property
     def chunk(self) -> int:
         return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.length // self.chunk)
-
-    @property
-    def all_chunks(self) -> int:
-        return self.sequences * self.num_chunks
 
     @property
     def values(self) -> int:

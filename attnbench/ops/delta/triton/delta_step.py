@@ -33,19 +33,9 @@ def gated_delta_rule_step(
     assert heads % groups == 0
     output_BHV = mixed_BC.new_empty(batch, heads, value_width)
     _step[(batch * heads, value_width // VALUES)](
-        mixed_BC.contiguous(),
-        log_decay_BH.float().contiguous(),
-        beta_BH.float().contiguous(),
-        memory_BHKV,
-        output_BHV,
-        heads,
-        groups,
-        key_width**-0.5,
-        K=key_width,
-        V=value_width,
-        VALUES=VALUES,
-        UNIT=unit_length,
-    )
+        mixed_BC.contiguous(), log_decay_BH.float().contiguous(), beta_BH.float().contiguous(), memory_BHKV,
+        output_BHV, heads, groups, key_width**-0.5, K=key_width, V=value_width, VALUES=VALUES, UNIT=unit_length,
+    )  # fmt: skip
     return output_BHV
 
 

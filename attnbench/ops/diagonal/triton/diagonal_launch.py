@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnbench.ops.common.triton.chunked import Chunked
 from attnbench.ops.common.triton.launching import launch
 from attnbench.ops.common.triton.products import product_precision
 from attnbench.ops.delta.triton.delta_choice import NARROW_VALUES, positions_of_chunk, values_of_walk
@@ -81,7 +82,7 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DiagonalRule:
+class DiagonalRule(Chunked):
     """Inputs of one call, and the sizes that follow from their shapes. All are contiguous, except that query, key and
     value may be parts of a packed projection (`in_rows`).
 
@@ -102,17 +103,8 @@ class DiagonalRule:
         return self.reader is not None or self.beta is not None
 
     @property
-    def length(self) -> int:
-        return self.query.shape[1]
-
-    @property
     def num_heads(self) -> int:
         return self.query.shape[2]
-
-    @property
-    def sequences(self) -> int:
-        """Sequences × heads."""
-        return self.query.shape[0] * self.num_heads
 
     @property
     def key_width(self) -> int:
@@ -127,14 +119,6 @@ class DiagonalRule:
         # Short in float32 even for wide heads, whose registers are nearly full.
         is_float32 = self.query.dtype == torch.float32
         return 32 if is_float32 else positions_of_chunk(self.key_width, self.value_width, self.query.dtype)
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.length // self.chunk)
-
-    @property
-    def all_chunks(self) -> int:
-        return self.sequences * self.num_chunks
 
     def keys(self, kernel: str) -> int:
         return min(LAUNCH[kernel]["KEYS"], self.key_width)

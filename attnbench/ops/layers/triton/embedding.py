@@ -73,21 +73,11 @@ def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int
     num_parts = max(1, min(most_parts, num_rows // MIN_ROWS))
     parts = gradient_MND.new_empty(num_models, num_parts, num_symbols, width, dtype=torch.float32)
     launch(
-        _sum_rows,
-        (*blocks, num_models * num_parts),
-        gradient_MND.contiguous(),
-        tokens_MN.contiguous(),
-        parts,
-        num_rows,
-        num_symbols,
-        width,
-        -(-num_rows // num_parts),
-        num_parts,
+        _sum_rows, (*blocks, num_models * num_parts), gradient_MND.contiguous(), tokens_MN.contiguous(), parts,
+        num_rows, num_symbols, width, -(-num_rows // num_parts), num_parts,
         PRECISION="tf32x3" if gradient_MND.dtype == torch.float32 else "tf32",
-        SYMBOLS=SYMBOLS,
-        ROWS=ROW_BYTES // gradient_MND.element_size(),
-        COLUMNS=COLUMNS,
-    )
+        SYMBOLS=SYMBOLS, ROWS=ROW_BYTES // gradient_MND.element_size(), COLUMNS=COLUMNS,
+    )  # fmt: skip
     return parts[:, 0] if num_parts == 1 else parts.sum(1)
 
 

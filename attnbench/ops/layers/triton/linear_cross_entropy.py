@@ -91,20 +91,12 @@ def _take_loss(
     block = min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1]))
     nats_MN = torch.empty(targets_MN.shape, dtype=torch.float32, device=logits.device)
     launch(
-        _loss_and_gradient,
-        (rows.shape[0],),
-        rows,
-        targets_MN.contiguous(),
-        nats_MN if label_weight_MN is None else label_weight_MN.contiguous(),
-        nats_MN,
-        num_symbols,
-        rows.shape[1],
-        IS_WEIGHTED=label_weight_MN is not None,
-        WITH_GRADIENT=with_gradient,
-        BLOCK=block,
+        _loss_and_gradient, (rows.shape[0],), rows, targets_MN.contiguous(),
+        nats_MN if label_weight_MN is None else label_weight_MN.contiguous(), nats_MN, num_symbols, rows.shape[1],
+        IS_WEIGHTED=label_weight_MN is not None, WITH_GRADIENT=with_gradient, BLOCK=block,
         # For a row that fits in one warp, the other three would idle.
         num_warps=1 if block <= 32 else 4,
-    )
+    )  # fmt: skip
     return nats_MN
 
 

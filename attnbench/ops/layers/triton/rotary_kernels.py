@@ -78,19 +78,10 @@ def _copy(
     tensors: list[Any] = [argument for x in (whole_BTHK, *parts) for argument in (x, x.stride()[:3])]
     with torch.cuda.device_of(whole_BTHK):
         launch(
-            _copy_kernel,
-            (B * -(-T // BLOCK) * num_heads,),
-            *tensors,
-            rotation_2TK,
-            T,
-            QUERIES=parts[0].shape[2],
-            KEYS=parts[1].shape[2],
-            HEADS=num_heads,
-            WIDTH=K,
-            PADDED=padded_width(K),
-            JOINS=joins,
-            BLOCK=BLOCK,
-        )
+            _copy_kernel, (B * -(-T // BLOCK) * num_heads,), *tensors, rotation_2TK, T,
+            QUERIES=parts[0].shape[2], KEYS=parts[1].shape[2], HEADS=num_heads, WIDTH=K, PADDED=padded_width(K),
+            JOINS=joins, BLOCK=BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["length"])

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from attnbench.ops.common.triton.chunked import Chunked
 from attnbench.ops.common.triton.launching import launch
 from attnbench.ops.common.triton.products import product_precision
 from attnbench.ops.linear.triton.linear_op import segment_positions
@@ -34,7 +35,7 @@ BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarDecay:
+class ScalarDecay(Chunked):
     """Contiguous inputs of one call, and the sizes that follow from their shapes."""
 
     mixed: Tensor
@@ -50,10 +51,6 @@ class ScalarDecay:
         return self.log_decay, self.write, self.own
 
     @property
-    def length(self) -> int:
-        return self.mixed.shape[1]
-
-    @property
     def num_heads(self) -> int:
         return self.log_decay.shape[2]
 
@@ -62,19 +59,10 @@ class ScalarDecay:
         return (self.mixed.shape[2] - 2 * self.num_groups * self.key_width) // self.num_heads
 
     @property
-    def sequences(self) -> int:
-        """Sequences × heads."""
-        return self.mixed.shape[0] * self.num_heads
-
-    @property
     def chunk(self) -> int:
         """Positions per chunk. All products of a short one are a single warp's, which narrow heads need (see NARROW in
         delta_choice.py) and wide ones in float32, for the shared memory."""
         return 64 if self.mixed.dtype == torch.bfloat16 and self.key_width > 32 and self.value_width > 32 else 32
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.length // self.chunk)
 
     def values(self, kernel: str) -> int:
         return min(LAUNCH[kernel]["VALUES"], self.chunk, triton.next_power_of_2(self.value_width))
@@ -97,16 +85,8 @@ class ScalarDecay:
 
     def options(self, kernel: str) -> dict[str, Any]:
         is_float32, keys = self.mixed.dtype == torch.float32, triton.next_power_of_2(self.key_width)
-        sizes = {
-            "G": self.num_groups,
-            "H": self.num_heads,
-            "K": self.key_width,
-            "V": self.value_width,
-            "C": self.chunk,
-            "KEYS": keys,
-            "VALUES": self.values(kernel),
-            "PRECISION": product_precision(self.mixed.dtype),
-        }
+        sizes = {"G": self.num_groups, "H": self.num_heads, "K": self.key_width, "V": self.value_width, "C": self.chunk}
+        sizes |= {"KEYS": keys, "VALUES": self.values(kernel), "PRECISION": product_precision(self.mixed.dtype)}
         return LAUNCH[kernel] | sizes | ({"num_warps": WIDE_WARPS} if is_float32 and keys > 64 else {})
 
 

@@ -35,25 +35,12 @@ def scalar_decay_step(
     assert memory_BHKV.is_contiguous()
     assert mixed_BC.shape[1] == 2 * num_groups * key_width + heads * value_width
     output_BHV = mixed_BC.new_empty(batch, heads, value_width)
-    late = (late_key_BHK, late_value_BHV, late_BH)
-    late_key, late_value, late_weight = (None if x is None else x.float().contiguous() for x in late)
+    gates = (log_decay_BH, write_BH, late_key_BHK, late_value_BHV, late_BH)
+    log_decay, write, late_key, late_value, late = (None if x is None else x.float().contiguous() for x in gates)
     _step[(batch * heads, triton.cdiv(value_width, VALUES))](
-        mixed_BC.contiguous(),
-        log_decay_BH.float().contiguous(),
-        None if write_BH is None else write_BH.float().contiguous(),
-        memory_BHKV,
-        output_BHV,
-        late_key,
-        late_value,
-        late_weight,
-        scale,
-        G=num_groups,
-        H=heads,
-        K=key_width,
-        V=value_width,
-        KEYS=triton.next_power_of_2(key_width),
-        VALUES=VALUES,
-    )
+        mixed_BC.contiguous(), log_decay, write, memory_BHKV, output_BHV, late_key, late_value, late, scale,
+        G=num_groups, H=heads, K=key_width, V=value_width, KEYS=triton.next_power_of_2(key_width), VALUES=VALUES,
+    )  # fmt: skip
     return output_BHV
 
 

@@ -16,7 +16,7 @@ def window_attention(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, w
     """Attend from the last T of S positions to themselves and the window - 1 before each; (B, T, H, K)."""
     if backend != "torch":
         return fused(query_BTHK, key_BSHK, value_BSHK, window, backend)
-    # Up to two blocks, everything is visible.
+    # Up to two blocks, the block form would leave nothing out.
     form = materialised if key_BSHK.shape[1] <= 2 * window else in_blocks
     return form(query_BTHK, key_BSHK, value_BSHK, window)
 

@@ -123,7 +123,7 @@ class DeltaRule(Chunked):
         if self.key_width > WIDE:
             launch = launch | WIDE_LAUNCH.get(kernel, {})
             if kernel == "gradient" and self.value_width > 256:
-                # A shorter loop would run out of registers: docs/kernels.md has the times.
+                # With it a shorter loop runs out of registers: docs/kernels.md has the times.
                 launch = launch | {"num_stages": 3}
         elif self.key_width > keys_of_four_warps:
             # Four run out of registers; in float32 the assembler then takes 30 s and more.

@@ -18,7 +18,7 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 PART_BYTES = 2**25
-"""Logits at a time: few enough for the cache of a large GPU, many enough to fill it."""
+"""Logits at a time: few enough for the cache of a large GPU, many enough to fill the GPU."""
 
 MAX_BLOCK = 4096
 """Logits of a row that a program holds at a time."""

@@ -27,11 +27,7 @@ AUTO_RULE = "CUDA: cudnn in bfloat16, triton in float32; CPU: sdpa; triton with 
 
 
 def definition(
-    query_BTHK: Tensor,
-    key_BTHK: Tensor,
-    value_BTHV: Tensor,
-    window: int | None,
-    log_forget_BTH: Tensor | None = None,
+    query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, window: int | None, log_forget_BTH: Tensor | None = None
 ) -> Tensor:
     """Compute the sum in this module's docstring, one position and one head at a time; (B, T, H, V)."""
     length, num_heads, width = query_BTHK.shape[1:]
@@ -56,11 +52,7 @@ def definition(
 
 
 def attend(
-    query_BTHK: Tensor,
-    key_BSHK: Tensor,
-    value_BSHV: Tensor,
-    visible_TS: Tensor,
-    bias_BHTS: Tensor | None = None,
+    query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor, visible_TS: Tensor, bias_BHTS: Tensor | None = None
 ) -> Tensor:
     """Compute softmax(q k^T / sqrt(K) + bias) v with materialised weights; (B, T, H, V)."""
     num_groups, width = key_BSHK.shape[2:]
@@ -82,11 +74,7 @@ def visible(past: Tensor, window: int | None) -> Tensor:
 
 
 def materialised(
-    query_BTHK: Tensor,
-    key_BSHK: Tensor,
-    value_BSHV: Tensor,
-    window: int | None,
-    bias_BHTS: Tensor | None = None,
+    query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor, window: int | None, bias_BHTS: Tensor | None = None
 ) -> Tensor:
     """Attend from the last T of S positions to all S with materialised weights; (B, T, H, V)."""
     position_S = torch.arange(key_BSHK.shape[1], device=key_BSHK.device)
@@ -117,12 +105,7 @@ def fused_packed(
     from attnbench.ops.attention.triton.flash_op import packed_flash_attention
 
     return packed_flash_attention(
-        mixed_BTC,
-        angles,
-        num_heads=num_heads,
-        num_key_value_heads=num_key_value_heads,
-        causal=True,
-        window=window,
+        mixed_BTC, angles, num_heads=num_heads, num_key_value_heads=num_key_value_heads, causal=True, window=window
     )
 
 

@@ -278,7 +278,6 @@ DIAGONAL_DECAY = Recurrence(
     prepare=_wide,
     scan=_scan,
     backends=Backends(
-        takes=_takes,
-        heads=f"{', '.join(map(str, KEY_WIDTHS))} key channels and a multiple of 16 value channels",
+        takes=_takes, heads=f"{', '.join(map(str, KEY_WIDTHS))} key channels and a multiple of 16 value channels"
     ),
 )

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from attnbench.ops.common.precision import at_least_float32
 from attnbench.ops.common.recurrence import Recurrence, outer, read
-from attnbench.ops.scalar.scalar_decay import (
-    SCALAR_DECAY,
-    packed,
-    packed_scalar_decay,
-    scalar_decay,
-)
+from attnbench.ops.scalar.scalar_decay import SCALAR_DECAY, packed, packed_scalar_decay, scalar_decay
 
 
 def lagged_step(
@@ -110,8 +105,4 @@ def _one_late(x_BTX: Tensor) -> Tensor:
     return F.pad(x_BTX[:, :-1], (0, 0) * (x_BTX.dim() - 2) + (1, 0))
 
 
-LAGGED_SCALAR_DECAY = Recurrence(
-    step=lagged_step,
-    scan=lagged_scalar_decay,
-    backends=SCALAR_DECAY.backends,
-)
+LAGGED_SCALAR_DECAY = Recurrence(step=lagged_step, scan=lagged_scalar_decay, backends=SCALAR_DECAY.backends)

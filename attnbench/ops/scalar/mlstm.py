@@ -130,9 +130,4 @@ def _scan(*inputs: Any) -> tuple[Tensor, Memory | None]:
     return mlstm(query, key, value, log_forget, log_write, before, backend)
 
 
-MLSTM_RECURRENCE = Recurrence(
-    step=mlstm_step,
-    scan=_scan,
-    is_wide=True,
-    backends=SCALAR_DECAY.backends,
-)
+MLSTM_RECURRENCE = Recurrence(step=mlstm_step, scan=_scan, is_wide=True, backends=SCALAR_DECAY.backends)

@@ -25,11 +25,7 @@ ROTATED_INSIDE_UP_TO = 512
 """Most positions for which the kernels rotate keys themselves, once per block of queries. For longer sequences a
 separate rotation pass is faster."""
 
-REGISTERS = {
-    ("forward", "forgets"): 128,
-    ("query_gradient", "forgets"): 168,
-    ("forward", "rotates"): 168,
-}
+REGISTERS = {("forward", "forgets"): 128, ("query_gradient", "forgets"): 168, ("forward", "rotates"): 168}
 """Register limits per thread for 64 × 64 tiles with forget gates or rotation inside, so that one more program fits on a
 multiprocessor without spilling. Triton 3.6 and 3.7.1 would take 164 (forward) and 197 (gradient) above 512 positions,
 and 190 and 150 with rotation."""

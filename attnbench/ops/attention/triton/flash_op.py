@@ -166,11 +166,7 @@ def _check_rotation(query: Tensor, rotation: Tensor) -> None:
         raise ValueError("rotation must be contiguous")
 
 
-@custom_op(
-    "packed_flash_attention_backward",
-    lambda gradient, packed, *_: packed.new_empty(packed.shape),
-    shared={2},
-)
+@custom_op("packed_flash_attention_backward", lambda gradient, packed, *_: packed.new_empty(packed.shape), shared={2})
 def _packed_flash_attention_backward(
     gradient_BTC: Tensor,
     packed_BTC: Tensor,

@@ -13,11 +13,7 @@ from attnbench.ops.common.triton.launching import register_fake
 
 
 def custom_op(
-    name: str,
-    outputs: Callable[..., Any],
-    *,
-    flops: Callable[..., int] | None = None,
-    shared: Collection[int] = (),
+    name: str, outputs: Callable[..., Any], *, flops: Callable[..., int] | None = None, shared: Collection[int] = ()
 ) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Make a function the operator `attnbench::NAME`, whose schema is the function's signature.
 

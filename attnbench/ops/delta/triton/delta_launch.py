@@ -23,13 +23,7 @@ Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 """Tensors per chunk for the gradient: S (transposed), F, and the two outputs of `pairs_kernel`."""
 
 
-def forward(
-    rule: DeltaRule,
-    initial: Tensor | None,
-    output: Tensor,
-    last: Tensor | None,
-    kept: Kept | None,
-) -> None:
+def forward(rule: DeltaRule, initial: Tensor | None, output: Tensor, last: Tensor | None, kept: Kept | None) -> None:
     pairs, factors = kept[2:] if kept is not None else _empty_pairs(rule)
     launch(
         pairs_kernel, (rule.all_chunks,),
@@ -63,11 +57,7 @@ def forward(
 
 
 def backward(
-    rule: DeltaRule,
-    kept: Kept,
-    gradient: Tensor,
-    last_gradient: Tensor | None,
-    of_initial: Tensor | None,
+    rule: DeltaRule, kept: Kept, gradient: Tensor, last_gradient: Tensor | None, of_initial: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the three inputs; fill `of_initial`."""
     states, corrections, pairs, factors = kept

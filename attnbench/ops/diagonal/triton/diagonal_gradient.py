@@ -7,14 +7,7 @@ import triton
 import triton.language as tl
 
 from attnbench.ops.common.triton.products import product
-from attnbench.ops.delta.triton.delta_chunk import (
-    LENGTHS,
-    correction_gradient,
-    diagonal,
-    load_rows,
-    matrix,
-    store_rows,
-)
+from attnbench.ops.delta.triton.delta_chunk import LENGTHS, correction_gradient, diagonal, load_rows, matrix, store_rows
 from attnbench.ops.delta.triton.delta_tiles import chunk_place
 from attnbench.ops.diagonal.triton.diagonal_chunk import (
     block_sums,

@@ -92,12 +92,7 @@ def launch_forward(x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None
 
 
 def launch_backward(
-    gradient_BTC: Tensor,
-    x_BTC: Tensor,
-    weight_GCW: Tensor,
-    history_BWC: Tensor | None,
-    silu: bool,
-    blocks: Blocks,
+    gradient_BTC: Tensor, x_BTC: Tensor, weight_GCW: Tensor, history_BWC: Tensor | None, silu: bool, blocks: Blocks
 ) -> tuple[Tensor, Tensor]:
     groups, channels, size = weight_GCW.shape
     of_x = torch.empty_like(x_BTC, memory_format=torch.contiguous_format)

@@ -117,11 +117,7 @@ def mix(
     return y_BTHV, divisor_BHT, memory_BHNKV, normaliser_BHNK
 
 
-@custom_op(
-    "linear_attention_backward",
-    lambda gradient, mixed, *_: mixed.new_empty(mixed.shape),
-    shared=(4,),
-)
+@custom_op("linear_attention_backward", lambda gradient, mixed, *_: mixed.new_empty(mixed.shape), shared=(4,))
 def mix_backward(
     gradient_BTHV: Tensor,
     mixed_BTC: Tensor,

@@ -4,6 +4,7 @@ is called and which inputs it supports. An implementation that cannot run raises
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -139,38 +140,26 @@ def _cuda(name: str) -> Attention:
     return lambda query, key, value, causal: function(query, key, value)
 
 
+def _of_torch(name: str, label: str, kernel: SDPBackend, **supported: Any) -> Implementation:
+    supported = {"precisions": HALVES, "widths": range(8, 257, 8)} | supported
+    return Implementation(name=name, label=label, make=functools.partial(_sdpa, kernel), heads_first=True, **supported)
+
+
 _LISTED = (
     Implementation(name="textbook", make=lambda: textbook, heads_first=True, on_cpu=True),
     Implementation(name="compiled", make=compiled_textbook, heads_first=True, on_cpu=True),
     Implementation(name="sdpa_math", make=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, on_cpu=True),
-    Implementation(
-        name="sdpa_flash",
-        label="SDPA's flash kernel",
-        make=functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
-        heads_first=True,
-        # Its CPU kernel supports all of them.
-        on_cpu=True,
-        precisions=HALVES,
-        widths=range(8, 257, 8),
-    ),
-    Implementation(
-        name="sdpa_efficient",
-        label="SDPA's memory-efficient kernel",
-        make=functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
-        heads_first=True,
-        # It always makes float32 products of three TF32 products, as exact as float32: a tf32 column would be compared
-        # with implementations that compute less.
+    # Its CPU kernel supports all precisions and widths.
+    _of_torch("sdpa_flash", "SDPA's flash kernel", SDPBackend.FLASH_ATTENTION, on_cpu=True),
+    # It always makes float32 products of three TF32 products, as exact as float32: a tf32 column would be compared with
+    # implementations that compute less.
+    _of_torch(
+        "sdpa_efficient",
+        "SDPA's memory-efficient kernel",
+        SDPBackend.EFFICIENT_ATTENTION,
         precisions=("float32", *HALVES),
-        widths=range(8, 257, 8),
     ),
-    Implementation(
-        name="sdpa_cudnn",
-        label="cuDNN's kernel",
-        make=functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
-        heads_first=True,
-        precisions=HALVES,
-        widths=range(8, 129, 8),
-    ),
+    _of_torch("sdpa_cudnn", "cuDNN's kernel", SDPBackend.CUDNN_ATTENTION, widths=range(8, 129, 8)),
     Implementation(
         name="flash_attn",
         label="flash_attn",

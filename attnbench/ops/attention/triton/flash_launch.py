@@ -89,21 +89,12 @@ def _constants(
     tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
     is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64
     registers = REGISTERS.get((kernel, "rotates" if rotates else "forgets" if forgets else "")) if is_small else None
-    return {
-        "FORGETS": forgets,
-        "HEADS": query.shape[2],
-        "SHARED_BY": query.shape[2] // key.shape[2],
-        "WIDTH": query.shape[3],
-        "PADDED": padded_width(query.shape[3]),
-        "CAUSAL": causal,
-        "WINDOW": window or 0,
-        "QUERIES": tiles.queries,
-        "KEYS": tiles.keys,
-        "PRECISION": float32_product(),
-        "num_warps": tiles.num_warps,
-        "num_stages": tiles.num_stages,
-        **({"maxnreg": registers} if registers else {}),
-    }
+    (_, _, heads, width), groups = query.shape, key.shape[2]
+    sizes = {"HEADS": heads, "SHARED_BY": heads // groups, "WIDTH": width, "PADDED": padded_width(width)}
+    sizes |= {"QUERIES": tiles.queries, "KEYS": tiles.keys, "WINDOW": window or 0}
+    launch_options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    launch_options |= {"maxnreg": registers} if registers else {}
+    return sizes | launch_options | {"FORGETS": forgets, "CAUSAL": causal, "PRECISION": float32_product()}
 
 
 def forward(

@@ -118,21 +118,12 @@ def _arguments(
     groups, _, size = weight_GCW.shape
     if size not in SIZES or x_BTC.dtype not in DTYPES:
         raise ValueError(f"short_convolution: no kernel for size {size} in {x_BTC.dtype}")
-    return {
-        "x": x_BTC.contiguous(),
-        "weight": weight_GCW.contiguous(),
-        "history": x_BTC if history_BWC is None else history_BWC.contiguous(),
-        "length": length,
-        "channels": channels,
-        "batch_of_group": batch // groups,
-        "SIZE": size,
-        "HAS_HISTORY": history_BWC is not None,
-        "SILU": silu,
-        "BLOCK": blocks.channels,
-        "POSITIONS": blocks.positions,
-        "ROWS": blocks.rows,
-        "num_warps": blocks.num_warps,
-    }
+    history = x_BTC if history_BWC is None else history_BWC.contiguous()
+    inputs = {"x": x_BTC.contiguous(), "weight": weight_GCW.contiguous(), "history": history, "SILU": silu}
+    inputs |= {"HAS_HISTORY": history_BWC is not None}
+    sizes = {"length": length, "channels": channels, "batch_of_group": batch // groups, "SIZE": size}
+    sizes |= {"BLOCK": blocks.channels, "POSITIONS": blocks.positions, "ROWS": blocks.rows}
+    return inputs | sizes | {"num_warps": blocks.num_warps}
 
 
 @triton.jit

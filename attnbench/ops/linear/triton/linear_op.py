@@ -183,21 +183,12 @@ def _arguments(
         raise ValueError(f"linear_attention: no kernel for {channels} channels, {num_heads} heads, {mixed_BTC.dtype}")
     if rotation_2TK is not None and rotation_2TK.shape != (2, length, width / 2):
         raise ValueError(f"linear_attention: {tuple(rotation_2TK.shape)} are no angles for {length} × {width}")
-    return {
-        "mixed": mixed_BTC,
-        "rotation": mixed_BTC if rotation_2TK is None else rotation_2TK.contiguous(),
-        "ROTATED": rotation_2TK is not None,
-        "length": length,
-        "segment": segment_positions(batch, length, num_heads),
-        "HEADS": num_heads,
-        "WIDTH": width,
-        "FEATURE": feature_map,
-        "BLOCK": max(16, triton.next_power_of_2(width)),
-        "CHUNK": blocks.positions,
-        "PRECISION": product_precision(mixed_BTC.dtype),
-        "num_warps": blocks.num_warps,
-        "num_stages": blocks.num_stages,
-    }
+    rotation = mixed_BTC if rotation_2TK is None else rotation_2TK.contiguous()
+    inputs = {"mixed": mixed_BTC, "rotation": rotation, "ROTATED": rotation_2TK is not None, "FEATURE": feature_map}
+    sizes = {"length": length, "segment": segment_positions(batch, length, num_heads), "HEADS": num_heads}
+    sizes |= {"WIDTH": width, "BLOCK": max(16, triton.next_power_of_2(width)), "CHUNK": blocks.positions}
+    options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
+    return inputs | sizes | options | {"PRECISION": product_precision(mixed_BTC.dtype)}
 
 
 def _states(

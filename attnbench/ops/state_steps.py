@@ -14,7 +14,7 @@ from attnbench.ops.linear.linear_attention import EPS, LINEAR_ATTENTION, chunked
 
 
 class StepInputs(NamedTuple):
-    """Inputs of all families; each uses some of them."""
+    """Inputs of all families."""
 
     query_B1HK: Tensor
     key_B1HK: Tensor

@@ -1,5 +1,5 @@
 """Implementations of softmax attention by name. Mixers, doctor, benches and tests read from `IMPLEMENTATIONS` how each
-is called and which inputs it supports. An implementation that cannot run raises; none is replaced by another."""
+is called and which inputs it supports. One that cannot run raises."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Implementation:
-    """One implementation of softmax attention, and its supported inputs."""
+    """One implementation of softmax attention and its supported inputs."""
 
     name: str
     label: str = ""
@@ -84,8 +84,8 @@ def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: b
 
 @functools.cache
 def compiled_textbook() -> Attention:
-    """The textbook through torch.compile: one graph per shape, and an error past the compiler's limit of graphs.
-    Pattern matching is off, because it would replace the textbook by SDPA."""
+    """The textbook through torch.compile: one graph per shape, without pattern matching, which would replace it by
+    SDPA."""
     return torch.compile(textbook, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
 
 
@@ -107,7 +107,7 @@ def load_flash_attn() -> Callable[..., Tensor]:
     """Import the kernel of the flash_attn package (Dao, 2023), for (B, T, H, K) in bfloat16 or float16.
 
     Raises:
-        UserError: it is not installed, or its build does not fit this torch.
+        UserError: it cannot be imported.
     """
     try:
         from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]

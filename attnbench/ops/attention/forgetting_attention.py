@@ -3,7 +3,6 @@
     y_t = sum_(s <= t) a_ts v_s,   a_ts proportional to exp(q_t . k_s / sqrt(K) + log f_(s+1) + ... + log f_t)
 
 The state is a cache of keys and values, and `bias_BSH`, the sum of log f over the positions after each.
-softmax_attention.py has the `definition`.
 """
 
 import torch
@@ -68,8 +67,7 @@ def forgetting_step(
     position: Tensor,
     backend: str,
 ) -> Tensor:
-    """Attend from a single query, T = 1, at `position` to the filled part of a cache, and update `bias_BSH`; (B, 1, H,
-    K)."""
+    """Attend from a single query at `position` to the filled part of a cache, and update `bias_BSH`; (B, 1, H, K)."""
     if backend == "torch":
         # Entries ahead change too; they are set to 0 when their position is written.
         bias_BSH.add_(log_forget_BTH)

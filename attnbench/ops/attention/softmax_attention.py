@@ -68,8 +68,7 @@ def attend(
 
 
 def visible(past: Tensor, window: int | None) -> Tensor:
-    """Return whether a key `past` positions back is visible: not in the future, and within `window`, which includes the
-    query's position."""
+    """Return whether a key `past` positions back is visible: not in the future, and within `window`."""
     return past >= 0 if window is None else (past >= 0) & (past < window)
 
 
@@ -211,11 +210,7 @@ def choose_fused(backend: str, *, window: int | None, head_width: int | None, de
 
 
 def resolve_fused(backend: str, window: int | None, head_width: int | None, device_type: str, precision: str) -> str:
-    """Resolve `auto` by AUTO_RULE, see `Flash`.
-
-    Raises:
-        UserError: a window below 1, or for a kernel without windows.
-    """
+    """Resolve `auto` by AUTO_RULE; refuse a window below 1, or for a kernel without windows."""
     if window is not None and window < 1:
         raise UserError(f"attn.window={window}: must be at least 1, or null for none")
     if window is not None and backend != "auto" and not IMPLEMENTATIONS[KERNELS[backend]].window:

@@ -22,8 +22,8 @@ def window_attention(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, w
 
 
 def window_step(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, position: Tensor, backend: str) -> Tensor:
-    """Attend from a single query, T = 1, at `position` to the filled part of a cache of the window, in any order; (B,
-    1, H, K)."""
+    """Attend from a single query at `position` to the filled part of a cache of the window, in any order; (B, 1, H,
+    K)."""
     last = position.clamp(max=key_BSHK.shape[1] - 1)
     return decode(query_BTHK, key_BSHK, value_BSHK, last, None, backend)
 
@@ -52,8 +52,7 @@ def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: 
 def choose_beside_torch(
     backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str
 ) -> str:
-    """Resolve `auto` by AUTO_RULE, and check that the kernel supports the inputs; arguments and errors as of
-    `choose_fused`."""
+    """Resolve `auto` by AUTO_RULE, and check the rest as `choose_fused` does."""
     if backend == "auto":
         fits = head_width is None or head_width <= IMPLEMENTATIONS["triton"].max_width
         backend = "triton" if device_type == "cuda" and fits else "torch"

@@ -11,8 +11,7 @@ from attnbench.settings.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Backends:
-    """Backends torch, our Triton kernels, and flash-linear-attention. `auto` is triton on CUDA for the heads that it
-    supports, otherwise torch."""
+    """Backends of one operator. `auto` is triton on CUDA for the heads that our kernels support, otherwise torch."""
 
     takes: Callable[[int, float, str], bool]
     """Return whether our kernels support a head with these key channels, value channels and precision."""
@@ -33,8 +32,7 @@ class Backends:
             widths: key and value channels per head; None if not known yet.
 
         Raises:
-            UserError: triton without CUDA or for unsupported heads; fla without CUDA, the library, or a Triton that
-                compiles its kernels correctly.
+            UserError: it cannot run on this device, for these heads, or with the installed libraries.
         """
         fits = widths is None or self.takes(*widths, precision)
         if backend == "auto":

@@ -8,11 +8,7 @@ from attnbench.settings.errors import UserError
 
 
 def require_fla(setting: str, device_type: str) -> None:
-    """Raise a UserError with a remedy unless the library is installed and the device is CUDA.
-
-    Args:
-        setting: named in the message, such as "attn.backend=fla".
-    """
+    """Raise a UserError that names `setting` and a remedy unless the library is installed and the device is CUDA."""
     if device_type != "cuda":
         raise UserError(f"{setting}: flash-linear-attention needs CUDA, not device={device_type}; use backend=torch")
     if util.find_spec("fla") is None:
@@ -22,13 +18,8 @@ def require_fla(setting: str, device_type: str) -> None:
 def refuse_miscompiled_gates(
     setting: str, capability: tuple[int, int], triton_version: str, otherwise: str = "use backend=torch"
 ) -> None:
-    """Raise a UserError if Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper. The library itself
-    raises only in the first backward pass.
-
-    Args:
-        capability: compute capability of the device; Hopper is 9.
-        otherwise: remedy without another Triton version.
-    """
+    """Raise a UserError if Triton miscompiles the library's gated kernels: 3.4.0 to 3.7.0 on Hopper (capability 9). The
+    library itself raises only in the first backward pass. `otherwise` is the remedy without another Triton version."""
     release = tuple(int(part) for part in triton_version.split("+")[0].split(".")[:3] if part.isdigit())
     if capability[0] == 9 and (3, 4, 0) <= release < (3, 7, 1):
         raise UserError(

@@ -7,8 +7,8 @@ import attnbench.ops
 
 
 def import_kernels() -> None:
-    """Import the Triton modules of every operator (0.25 s at most) before torch.compile traces code that imports them:
-    by then threads that compile the first kernels hold Python's lock and slow down further imports."""
+    """Import the Triton modules of every operator (0.25 s at most) before torch.compile traces: later, threads that
+    compile kernels hold Python's lock and slow down imports."""
     for module in pkgutil.walk_packages(attnbench.ops.__path__, "attnbench.ops."):
         if ".triton." in module.name:
             import_module(module.name)

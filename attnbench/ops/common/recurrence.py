@@ -23,7 +23,7 @@ def by_position(step: Callable[..., Any], memory: Any, *inputs: Tensor | None) -
     """Compute y, (B, T, ...), and the last memory, position by position, in the memory's dtype.
 
     Args:
-        step: takes the memory and the inputs of one position, (B, ...) each; returns the next memory and y.
+        step: (memory, inputs of one position, (B, ...) each) -> (next memory, y).
         inputs: (B, T, ...); None for an omitted input.
     """
     dtype, mixed = (memory if isinstance(memory, Tensor) else memory[0]).dtype, []

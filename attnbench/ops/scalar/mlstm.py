@@ -59,10 +59,7 @@ def mlstm(
     backend: str,
 ) -> tuple[Tensor, Memory | None]:
     """Compute the same by `scalar_decay`, with n as one more column of S, of a value of 1. Return y (B, T, H, V) in
-    float32 at least, and the last memory, None if `scalar_decay` has none.
-
-    If the normaliser nearly vanishes, y is large, and its gradient through a norm a small difference of large numbers.
-    """
+    float32 at least, and the last memory, None if `scalar_decay` has none."""
     log_decay_BTH, write_BTH, maximum_BTH = stabilised(
         log_forget_BTH, log_write_BTH, None if memory is None else memory.maximum_BH
     )

@@ -51,8 +51,8 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @functools.cache
 def _library() -> Any:
-    """Return the function of the built source, by ctypes, so that no torch headers are compiled. If the build fails,
-    return its UserError: a cache keeps no exceptions, and every call would build again."""
+    """Return the built function, called by ctypes so that no torch headers are compiled; or the UserError of the build,
+    because a cache keeps no exceptions."""
     try:
         return _build()
     except UserError as error:

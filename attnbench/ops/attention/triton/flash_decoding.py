@@ -175,7 +175,7 @@ def flash_decoding(
 
     Args:
         key_BSGK: room for S positions; positions after `position` are not read.
-        position: of the query and its own key: an int64 scalar on the device, below S.
+        position: of the query and its own key: an int64 scalar on the device.
         window: number of visible positions, its own included; None for all.
         splits: parts of the cache; None for `splits_for`. Changes the result by rounding only.
     """

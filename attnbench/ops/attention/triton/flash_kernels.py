@@ -1,10 +1,9 @@
 """FlashAttention's kernels, see flash_op.py.
 
-Tensors (B, T, H, K) come with a tuple of their strides along B, T and H. With SPLIT, programs along the grid's second
-axis have parts of one walk and write them one after the other along B.
-
-With FORGETS, `cumulative` is the sum of log f up to every key's position, (B, H, S) in float64 and contiguous. A
-program rounds differences from the middle of its block, which are small where weights are large.
+Tensors (B, T, H, K) come with their strides along B, T and H. With SPLIT, programs along the grid's second axis have
+parts of one walk and write them one after the other along B. With FORGETS, `cumulative` is the sum of log f up to every
+key's position, (B, H, S) in float64. A program rounds differences from the middle of its block, which are small where
+weights are large.
 """
 
 import triton

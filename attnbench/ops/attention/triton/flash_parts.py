@@ -30,7 +30,7 @@ LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "n
 
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor, max_width: int) -> None:
-    """Raise TypeError or ValueError unless the dtypes and the shapes (B, ..., H, K) and (B, S, G, K) are supported."""
+    """Raise unless the dtypes and the shapes (B, ..., H, K) and (B, S, G, K) are supported."""
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise TypeError(f"query has {query.dtype}: these kernels take float32, bfloat16 and float16")
     if not query.dtype == key.dtype == value.dtype:
@@ -61,8 +61,7 @@ def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
 
 @triton.jit
 def own_part(first, middle, stop, BLOCK: tl.constexpr):
-    """Return the first, middle and stop of a program's own part of a walk: whole blocks of nearly equal number,
-    possibly none."""
+    """Return the first, middle and stop of a program's own part of a walk: whole blocks, possibly none."""
     num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
     own_first = first + split * num_blocks // num_splits * BLOCK
     own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)

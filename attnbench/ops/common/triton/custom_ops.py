@@ -42,10 +42,9 @@ def gradient_of(
 ) -> Callable[[Callable[..., Any]], None]:
     """Register a function `(ctx, *gradients of the outputs)` as the gradient of an operator whose tensors come first.
 
-    The function returns the gradients of the leading inputs; the others have none. Autograd casts each to its input's
-    dtype. Of an operator with several outputs, unused gradients are None, because materialising zeros is expensive; if
-    all are None the function is not called. ctx also has `settings`, the inputs after the tensors, and `shapes` of the
-    unsaved tensors (None for None).
+    The function returns the gradients of the leading inputs; the others have none. With several outputs, unused
+    gradients are None, because materialising zeros is expensive; if all are None the function is not called. ctx also
+    has `settings`, the inputs after the tensors, and `shapes` of the unsaved tensors (None for None).
 
     Args:
         unsaved: indices of tensors that are left out of `ctx.saved_tensors`.

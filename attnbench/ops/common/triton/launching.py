@@ -36,8 +36,7 @@ _foreseen: set[Any] = set()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Call kernel[grid](*arguments, **options), or with fake tensors only start to compile the kernel. Compilation
-    errors are raised at the launch.
+    """Call kernel[grid](*arguments, **options), or with fake tensors only start to compile the kernel.
 
     Raises:
         UserError: the kernel needs more shared memory than the device has.
@@ -87,7 +86,7 @@ def is_roomy(device: torch.device) -> bool:
 
 
 def _outline(argument: Any) -> Any:
-    """Return the property of an argument that the kernel is compiled for: a tensor's dtype, or the value."""
+    """Return a tensor's dtype, or the value of another argument: what the kernel is compiled for."""
     return argument.dtype if isinstance(argument, Tensor) else argument
 
 
@@ -110,11 +109,8 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _by_folder(original: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
-    """Name the launchers that Triton builds and loads after their cache folders.
-
-    Up to 3.6 every launcher is a module __triton_launcher. Threads that load different launchers at once may get the
-    same module object, and then launch a kernel with another kernel's signature.
-    """
+    """Name the launchers that Triton builds and loads after their cache folders. Up to 3.6 every launcher is a module
+    __triton_launcher, and threads that load different ones at once may get the same module object."""
 
     def load_by_folder(name: str, path: str) -> ModuleType:
         return original(f"{Path(path).parent.name}.{name}", path)

@@ -50,7 +50,7 @@ def store_rows(values, pointer, sequence, start, length, STRIDE: tl.constexpr, C
 @triton.jit
 def matrix(pointer, row, WIDTH: tl.constexpr, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on,
-    recomputed from the row even within a loop: constant offsets would occupy scarce registers."""
+    recomputed within loops: constant offsets would occupy scarce registers."""
     return pointer + ((row + tl.arange(0, ROWS))[:, None] * WIDTH + (column + tl.arange(0, COLUMNS))[None, :])
 
 
@@ -145,7 +145,7 @@ def log_decay_gradients(query_inner, reading_inner, key_inner, leaving_inner, of
     c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read, so its gradient is the difference
     of these row sums. Each log decay is part of c_i from its own position on; writes to S' decay by later positions, so
     `leaving_inner` sums over earlier ones. A position's reading of itself is in neither sum: for a head that forgets
-    fast it dominates, and differences would leave only rounding. `of_total` is the gradient through the decay of S.
+    fast only its rounding would remain. `of_total` is the gradient through the decay of S.
     """
     inside = tl.cumsum(query_inner + 2 * reading_inner - key_inner, 0, reverse=True)
     return inside + tl.cumsum(leaving_inner, 0) - leaving_inner + of_total

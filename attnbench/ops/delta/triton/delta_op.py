@@ -28,7 +28,8 @@ def gated_delta_rule(
     keep_memory: bool = False,
     parallel: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `delta_step` of ops/delta/delta_rule.py with y_t = M_t^T q_t / sqrt(K).
+    """Compute `delta_step` of ops/delta/delta_rule.py with y_t = M_t^T q_t / sqrt(K); (B, T, H, V) in the dtype of
+    `mixed_BTC`.
 
     Args:
         mixed_BTC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K is 16, 32, 64 or 128, in
@@ -36,11 +37,8 @@ def gated_delta_rule(
         log_decay_BTH: log a_t <= 0; float32, as beta and memory.
         unit_length: divide each query and key by its length first.
         num_key_heads: G, each shared by H / G heads of the value; None: H.
-        keep_memory: return the last memory.
+        keep_memory: return the last memory too.
         parallel: which form runs; None for `choose_parallel`. Changes the speed alone.
-
-    Returns:
-        y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
     """
     if mixed_BTC.dtype not in (DTYPES if key_width <= WIDE else DTYPES[:1]):
         raise UserError(

@@ -129,8 +129,8 @@ def scan_backward_kernel(factors, readers, writers, last_gradient, initial_gradi
                          change_gradients, length,
                          C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the gradient of S' and E of every chunk in reverse order, in place of the prepared tensors. The gradients
-    of the states at both ends may be None."""
+    """Compute the gradient of S' and E of every chunk in reverse order, in place of the prepared tensors. Gradients of
+    the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     num_chunks = tl.cdiv(length, C)
     whole = program.to(tl.int64) * K

@@ -91,7 +91,7 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
                          num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                          V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Walk from the last chunk to the first, and write the gradient of S' (`state_gradients`, transposed) and H
-    (`correction_gradients`) of each. The gradients of the states at both ends may be None."""
+    (`correction_gradients`) of each. Gradients of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)

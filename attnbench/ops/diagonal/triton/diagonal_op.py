@@ -32,17 +32,14 @@ def diagonal_decay(
     *,
     keep_memory: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `diagonal_step` of ops/diagonal/diagonal_decay.py with e = k.
+    """Compute `diagonal_step` of ops/diagonal/diagonal_decay.py with e = k; (B, T, H, V) in the dtype of the value.
 
     r = 0 and u = v; with `reader_BTHK` r is that, and u = v; with `beta_BTH` r = beta k and u = beta v. Not both.
 
     Args:
         query_BTHK: scaled; bfloat16 or float32, like key, value and reader; K is 16, 32, 64 or 128, V a multiple of 16.
         log_decay_BTHK: log a_t <= 0; float32, as beta and memory.
-        keep_memory: return the last memory.
-
-    Returns:
-        y (B, T, H, V) in the dtype of the value, and the last memory or None.
+        keep_memory: return the last memory too.
     """
     if query_BTHK.dtype not in DTYPES:
         raise UserError(

@@ -59,8 +59,7 @@ def walk_backward_kernel(asking, reading, leaving, totals, pairs, beta, gradient
                          K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
     """Walk from the last chunk to the first, and write the gradients of S' (`state_gradients`, transposed) and of b F
-    (`change_gradients`; rows of all positions if F is V) of each. The gradients of the states at both ends may be None.
-    """
+    (`change_gradients`; rows of all positions if F is V) of each. Gradients of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks, count = tl.cdiv(length, C), 2 if ERASES else 1

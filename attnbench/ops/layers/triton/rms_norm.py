@@ -1,8 +1,6 @@
-"""RMSNorm for uncompiled steps: forward and gradient in one pass over the memory each.
-
-Torch's gradient of the weight takes ten times as long, a fifth of an uncompiled step of recall's models (float32,
-65,536 positions of 64 channels, H100). Compiled steps use torch's RMSNorm, which is fused with its surroundings.
-"""
+"""RMSNorm for uncompiled steps: forward and gradient in one pass over the memory each. Torch's gradient of the weight
+takes ten times as long, a fifth of an uncompiled step of recall's models (float32, 65,536 positions of 64 channels,
+H100). Compiled steps use torch's RMSNorm, which is fused with its surroundings."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 

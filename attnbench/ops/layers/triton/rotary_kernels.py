@@ -1,6 +1,5 @@
 """Rotary positions (Su et al., 2021) on a packed projection [query | key | value]: split and rotated, joined again, or
-rotated in place; see ops/layers/rotary.py. One pass over the memory each way; torch's compiler rotates and joins
-gradients at a quarter of the memory bandwidth."""
+rotated in place. One pass over the memory each way; torch's compiler reaches a quarter of the memory bandwidth."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 

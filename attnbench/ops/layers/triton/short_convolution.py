@@ -128,8 +128,8 @@ def _arguments(
 
 @triton.jit
 def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
-    """Return this program's segment, sequence, first position, channels and which exist. The grid runs over channels
-    first, then positions, then sequences, as the memory does."""
+    """Return this program's segment, sequence, first position, channels and which exist. The grid is ordered as the
+    memory."""
     num_blocks, num_segments = tl.cdiv(channels, BLOCK), tl.cdiv(length, POSITIONS)
     part = tl.program_id(0) // num_blocks
     channel = (tl.program_id(0) % num_blocks) * BLOCK + tl.arange(0, BLOCK)

@@ -1,5 +1,5 @@
-"""silu(gate) × up of a SwiGLU from one packed tensor, with one packed gradient. Both projections are then one matrix
-product, forward and backward; torch's compiler would spend a pass over the memory on joining the gradients."""
+"""silu(gate) × up of a SwiGLU from one packed tensor, with one packed gradient: both projections are one matrix
+product, forward and backward."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 

@@ -67,8 +67,8 @@ def linear_attention(
 
 
 def segment_positions(batch: int, length: int, num_heads: int) -> int:
-    """Return the positions per program: the whole sequence, or with too few heads to fill a GPU a part that gives about
-    512 programs, but at least 256, because every segment writes and reads a state."""
+    """Return the positions per program: the whole sequence, or with too few heads to fill a GPU a part, for about 512
+    programs, but at least 256, because every segment writes and reads a state."""
     wanted = max(1, 512 // (batch * num_heads))
     return length if batch * num_heads >= 256 else max(256, 64 * math.ceil(length / wanted / 64))
 

@@ -193,11 +193,8 @@ def gradient_kernel(mixed, log_decay, write, own, states, gradient, of_states, o
     """Compute all gradients of every chunk from the states before (`states`) and the gradients of those after
     (`of_states`). Grid: chunks of all sequences × groups of heads that share query and key, whose gradients a program
     sums. Keys of 128 channels, short of registers, run first with OF_QUERY, leaving the query's part of the log decay's
-    gradient in `of_log_decay`, then with OF_KEY.
-
-    c_i enters as exp(c_i) where position i reads and as exp(-c_i) where it is read; pairs contribute row and column
-    sums. `write` and `own` may be None, and their gradients, and that of the log decay.
-    """
+    gradient in `of_log_decay`, then with OF_KEY. `write` and `own` may be None, and their gradients, and that of the
+    log decay."""
     num_chunks = tl.cdiv(length, C)
     start, rest = tl.program_id(0) % num_chunks * C, tl.program_id(0) // num_chunks
     group, sequence = rest % G, (rest // G).to(tl.int64)

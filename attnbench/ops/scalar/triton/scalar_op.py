@@ -32,17 +32,14 @@ def scalar_decay(
     keep_memory: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute S_t = a_t S_{t-1} + w_t k_t v_t^T, y_t = scale × S_t^T q_t, and with `own_BTH` y_t = scale × (a_t
-    S_{t-1}^T q_t + o_t (q_t . k_t) v_t).
+    S_{t-1}^T q_t + o_t (q_t . k_t) v_t); (B, T, H, V) in the dtype of `mixed_BTC`.
 
     Args:
         mixed_BTC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K and V are multiples of 16, K
             at most 128. Head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1.
         log_decay_BTH: log a_t <= 0; float32, as the weights and the memory.
         write_BTH, own_BTH: w_t, None for 1; o_t, None for w_t.
-        keep_memory: return the last memory.
-
-    Returns:
-        y (B, T, H, V) in the dtype of `mixed_BTC`, and the last memory or None.
+        keep_memory: return the last memory too.
     """
     if mixed_BTC.dtype not in DTYPES:
         raise UserError(

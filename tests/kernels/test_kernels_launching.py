@@ -126,15 +126,20 @@ OPERATORS = {
 
 @pytest.fixture
 def watched(monkeypatch) -> tuple[set, set]:
-    """Kernels with what they are compiled for: those that began while an operator was traced, and those launched."""
+    """Kernels with what they are compiled for: those that began while an operator was traced, and those launched.
+
+    What is launched does not run: no number decides what else is.
+    """
     original, begun, launched = launching.launch, set(), set()
 
     def watch(kernel, grid, *arguments, **options):
         tensors = [part for part in (*arguments, *options.values()) if isinstance(part, Tensor)]
         named = tuple((key, launching._outline(part)) for key, part in options.items())
-        into = begun if any(isinstance(part, FakeTensor) for part in tensors) else launched
+        is_traced = any(isinstance(part, FakeTensor) for part in tensors)
+        into = begun if is_traced else launched
         into.add((kernel.fn.__qualname__, kernel.fn.__module__, tuple(map(launching._outline, arguments)), named))
-        original(kernel, grid, *arguments, **options)
+        if is_traced:
+            original(kernel, grid, *arguments, **options)
 
     for module in list(sys.modules.values()):
         if getattr(module, "launch", None) is original:
@@ -162,7 +167,8 @@ MIXERS = {"softmax": "torch", "flash": "triton", "linear": "triton", "gated_delt
 
 
 @interpreted
-@pytest.mark.parametrize(("name", "stack"), [*((name, 1) for name in MIXERS), ("flash", 2), ("linear", 2), ("kda", 2)])
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("stack", [1, 2])
 def test_kernels_of_a_step_that_is_not_compiled_begin_before_it(name, stack, watched, monkeypatch):
     begun, launched = watched
     for module in list(sys.modules.values()):

@@ -36,6 +36,7 @@ from attnbench.report.terminal import print_comparison
 from attnbench.results.folder import holding
 from attnbench.results.job import Job
 from attnbench.results.row_files import begin_sitting
+from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.training.wandb import beside, choose_mode
@@ -111,13 +112,15 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     comparison.settle(recorded, known)
     searched, timed = (comparison.wanted(cells) for cells in (comparison.searched, comparison.timed()))
     number = Counter(map(kind_of, [*searched, *timed, *comparison.to_score()]))
-    frozen = "frozen" if is_frozen else "not frozen (freeze=true does)"
-    log.info(f"plan={settings.plan.name}, {frozen}: {number.total()} cells, in {folder}/")
+    of_each = Counter("language models" if kind.group == TRAINING else kind.group for kind in number.elements())
+    listed = ", ".join(f"{count} {name}" for name, count in of_each.items())
+    frozen = "Pre-registered." if is_frozen else "Not pre-registered; freeze=true does that."
+    log.info(f"plan={settings.plan.name}: {number.total()} runs ({listed}), in {folder}/. {frozen}")
     if settings.plan.dry_run:
         list_cells(comparison, searched, timed)
         return []
     if settings.launcher == "local":
-        log.info(f"{_at_a_time(settings)[0]} at a time, timed ones alone; their output: {folder}/output.log")
+        log.info(f"{_at_a_time(settings)[0]} at a time, timed runs alone; their output: {folder}/output.log")
     progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
     answers: dict[Path, Answer] = {path: it for path, it in known.answers.items() if isinstance(it, list)}
     driver = Driver(
@@ -227,11 +230,12 @@ def _num_devices(settings: ComparisonSettings) -> int:
 def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
     """Print the summary, write the report, show it in wandb."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
-    print_comparison(read_inputs(folder))
+    inputs = read_inputs(folder)
+    print_comparison(inputs)
     if settings.report:
         from attnbench.report.page import write_report
 
-        log.info(f"report, for a browser: {write_report(folder)}")
+        log.info(f"report, for a browser: {write_report(folder, inputs=inputs)}")
     # A frozen plan takes no other variant; a factorial names its parts for each.
     if not is_frozen and not plan.factors:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")

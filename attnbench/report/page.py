@@ -40,13 +40,17 @@ HERE = Path(__file__).parent
 MIXED_COMMITS = "Mixed commits: these numbers come from several versions of the source; see How it was made."
 
 
-def write_report(folder: Path, *, target: Path | None = None) -> Path:
+def write_report(folder: Path, *, target: Path | None = None, inputs: Inputs | None = None) -> Path:
     """Write index.html, results.csv and figures/ of an experiment or run; return the path of index.html.
+
+    Args:
+        target: folder to write; None: report/ in `folder`.
+        inputs: of `folder`, where they are read already.
 
     Raises:
         UserError: no rows, an unreadable file, or rows that do not fit into one report.
     """
-    inputs = read_inputs(folder)
+    inputs = read_inputs(folder) if inputs is None else inputs
     target = folder / "report" if target is None else target
     return write_page(inputs, inputs.verdicts, [Lines(answer(inputs)), *_checks(inputs)], target=target)
 

@@ -8,6 +8,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
+import altair
 import pytest
 from jinja2 import UndefinedError
 from made_rows import inputs_of, row, rows_of
@@ -253,6 +254,9 @@ def test_it_can_be_read_without_seeing_it(page):
     charts = [words for _, words in page.elements if "data-chart" in words]
     assert {words["data-chart"] for words in charts} == json.loads(page.data)["charts"].keys()
     assert all(words["role"] == "img" and len(words["aria-label"] or "") > 60 for words in charts)
+    for spec in json.loads(page.data)["charts"].values():
+        # Datasets are not validated: they have no schema, and "config" belongs to the page.
+        altair.LayerChart.from_dict({**spec, "datasets": {}})
     assert sum(tag == "caption" for tag, _ in page.elements) == sum(tag == "table" for tag, _ in page.elements)
     ids = [words["id"] for _, words in page.elements if "id" in words]
     assert len(ids) == len(set(ids))

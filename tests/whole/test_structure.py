@@ -1,5 +1,6 @@
 """Structure of attnbench/: its folders are the packages, imports point one way, and names in docstrings exist."""
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -140,3 +141,20 @@ def test_scripts_are_doors_without_logic(root):
     assert scripts
     for path in scripts:
         assert len(path.read_text().splitlines()) < 60, path.name
+
+
+def test_the_reading_path_is_short():
+    page = Path("docs/architecture.md").read_text(encoding="utf-8")
+    path = re.findall(r"^\| (\w+/\w+\.py) \| (.+?) \|", page, re.MULTILINE)
+    num_lines = 0
+    for file, parts in path:
+        text = (Path("attnbench") / file).read_text(encoding="utf-8")
+        named = re.findall(r"`(\w+)`", parts)
+        spans = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assert named or parts == "all"
+        assert spans.keys() >= {*named}, file
+        num_lines += sum((spans[name].end_lineno or 0) - spans[name].lineno + 1 for name in named) or len(
+            text.splitlines()
+        )
+    assert len(path) == 12
+    assert num_lines <= 1500

@@ -72,22 +72,26 @@ def test_a_signal_outside_training_ends_the_command_without_a_traceback(
     assert "the same command" in stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeypatch):
-    settings = compose_once(words(folder, outputs=f"loading{number}"))
-
+def stop_at_step_4(settings, number, monkeypatch) -> None:
     def stop(self, state, report, save=Checkpoints.__call__):
         self.stop.signal = number if state.step == 4 else None
         save(self, state, report)
-
-    def load(path):
-        # So does safetensors: what Python raises while it makes a tensor becomes an error of its own.
-        turned_into_another_error(number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "__call__", stop)
         with pytest.raises(Interrupted, match="stopped at step 4"):
             run(settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_tensors_are_loaded_loses_nothing(number, folder, monkeypatch):
+    settings = compose_once(words(folder, outputs=f"loading{number}"))
+
+    def load(path):
+        # So does safetensors: what Python raises while it makes a tensor becomes an error of its own.
+        turned_into_another_error(number)
+
+    stop_at_step_4(settings, number, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(stored, "load_file", load)
         with pytest.raises(Interrupted, match="the same command") as caught:
@@ -108,14 +112,7 @@ def test_a_training_outside_of_the_main_thread_needs_no_signals(folder):
 def test_deleting_the_folder_that_a_damaged_lone_state_names_lets_the_command_go_on(folder, monkeypatch):
     settings = compose_once(words(folder, outputs="damaged"))
 
-    def stop(self, state, report, save=Checkpoints.__call__):
-        self.stop.signal = signal.SIGINT if state.step == 4 else None
-        save(self, state, report)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "__call__", stop)
-        with pytest.raises(Interrupted):
-            run(settings)
+    stop_at_step_4(settings, signal.SIGINT, monkeypatch)
     [weights] = prepare(settings).folder.glob("checkpoint/step-*/weights.safetensors")
     weights.write_bytes(b"")
     with pytest.raises(UserError, match="no older state is kept") as caught:

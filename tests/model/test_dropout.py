@@ -1,6 +1,7 @@
 """Dropout: masks that depend on nothing but seed, step, row, layer, branch and index."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.loop import text_batch, train
 from attnbench.training.prepare import prepare, row_settings
+from attnbench.training.stack import Member, train_stack
 from attnbench.training.step import Batch, batch_nats, compiled_nats, loss_and_gradients
 
 SHARE = 0.3
@@ -110,33 +112,18 @@ class _StopAt:
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "gated_deltanet"])
 def test_a_stack_of_runs_drops_what_each_drops_alone(name):
-    models, batches = [dropping(seed=seed, name=name) for seed in range(3)], [batch_at(2, seed) for seed in range(3)]
-    alone = [batch_nats(model, batch).detach() for model, batch in zip(models, batches, strict=True)]
-    stacked = {
-        key: torch.stack([dict(model.named_parameters())[key].detach() for model in models])
-        for key, _ in models[0].named_parameters()
-    }
+    def begun() -> list[Member]:
+        how = {"settings": TRAIN, "num_steps": 4, "hooks": []}
+        models = [dropping(seed=seed, name=name).double() for seed in range(3)]
+        return [
+            Member(state=TrainState.fresh(model), batches=partial(batch_at, seed=seed), **how)
+            for seed, model in enumerate(models)
+        ]
 
-    class Nats(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = models[0]
-
-        def forward(self, tokens: Tensor, targets: Tensor, keys: Tensor) -> Tensor:
-            return batch_nats(self.model, Batch(tokens, targets, dropout_B=keys))
-
-    def nats(parameters: dict[str, Tensor], *given: Tensor) -> Tensor:
-        named = {f"model.{key}": tensor for key, tensor in parameters.items()}
-        return torch.func.functional_call(Nats(), named, given)
-
-    parts = [torch.stack([getattr(batch, part) for batch in batches]) for part in ("tokens_BT", "targets_BT")]
-    keys_RB = torch.stack([batch.dropout_B for batch in batches if batch.dropout_B is not None])
-    together = torch.vmap(nats)(stacked, *parts, keys_RB)
-    torch.testing.assert_close(together, torch.stack(alone))
-    plain = torch.stack(
-        [batch_nats(model, Batch(*batch[:2])).detach() for model, batch in zip(models, batches, strict=True)]
-    )
-    assert ((together - plain).abs() > 1e-3).all()
+    together = list(train_stack(begun(), precision="float32"))
+    for one, alone in zip(together, begun(), strict=True):
+        train(alone.state, alone.batches, TRAIN, precision="float32", num_steps=4, hooks=[])
+        torch.testing.assert_close([*one.state.model.parameters()], [*alone.state.model.parameters()])
 
 
 def test_only_a_training_step_drops_and_one_without_keys_is_refused():

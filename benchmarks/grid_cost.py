@@ -7,7 +7,7 @@ d988206, which knew no stacks; `one by one`, one worker; `five workers`, which t
 plan=published with one seed, stacks by four workers, with empty caches and again with filled ones.
 
 Prints a line a column as soon as it has run, and in the end the table. Columns are kept in OUTPUTS/grid_cost.jsonl,
-caches in OUTPUTS/work, and the same command goes on behind them; those of one case belong on one machine, with nothing
+caches in OUTPUTS/work, and the same command resumes behind them; those of one case belong on one machine, with nothing
 beside them.
 """
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Environment variable with which Hydra raises errors, and users see tracebacks."""
 
-INTERRUPTED = "interrupted; the same command goes on from what is finished"
+INTERRUPTED = "interrupted; the same command resumes from what is finished"
 """Message after a signal outside training, which handles signals itself."""
 
 RANK_0_SECONDS = 10.0
@@ -214,7 +214,7 @@ def _refuse_rerun(words: Sequence[str]) -> None:
         name = word.partition("=")[0]
         # argparse accepts unambiguous beginnings.
         if len(name) > 2 and RERUN.startswith(name):
-            raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command goes on with a run")
+            raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command resumes a run")
 
 
 class _AboveTheBar(logging.Handler):

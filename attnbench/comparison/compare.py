@@ -140,7 +140,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
 
     driver.on_asked = on_asked
     with (
-        interruptible(f"stopped, what is finished is in {folder}; the same command goes on"),
+        interruptible(f"stopped, what is finished is in {folder}; the same command resumes"),
         closing(progress),
         IdleWorkers() as idle,
     ):

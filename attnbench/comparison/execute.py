@@ -95,7 +95,7 @@ def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     cells = [cell for score in scores for cell in found.scored[score.name]]
     # Memory of this process would count against the following processes.
     start_afresh(resolve_device(settings.device))
-    with interruptible("stopped; the same command goes on from what is finished"):
+    with interruptible("stopped; the same command resumes from what is finished"):
         for evaluation in kinds.system:
             cell = SystemJob(run, evaluation)
             if settings.rerun or not cell.is_done():

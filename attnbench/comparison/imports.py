@@ -123,7 +123,7 @@ def import_cells(
             (plan.folder / path).replace(folder / path)
     others = len(cells.folders) - len(stager.found)
     if others:
-        log.info(f"{source}: {others} of its {len(cells.folders)} cells are none of this plan's, and left out")
+        log.info(f"{source}: {others} of its {len(cells.folders)} cells are not in this plan, and are left out")
     return stager.num_results
 
 
@@ -540,7 +540,7 @@ def compare_again(before: Sequence[ResultRow], again: Sequence[ResultRow], *, is
         if not is_same and was.metric in ("solved", "rise_share"):
             continue
         if now is None:
-            return f"{was.metric}: {was.value} was given, and there is no such row"
+            return f"{was.metric}: {was.value} was given, and the repeated training has no such row"
         scale = 1.0 if is_share(was.metric) else max(abs(was.value or 0.0), 1e-12)
         is_near = (
             was.value is not None and now.value is not None and abs(was.value - now.value) <= CHECK_TOLERANCE * scale

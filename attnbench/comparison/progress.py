@@ -197,4 +197,4 @@ def say_why_again(cells: Sequence[Job]) -> None:
                 said.add("; ".join(changed))
     for difference in sorted(said):
         why = " (OMP_NUM_THREADS, or the cores that the process may use)" if "threads)" in difference else ""
-        log.info(f"what is timed is measured again, as it was on another machine: {difference}{why}")
+        log.info(f"timed runs are measured again, because the machine changed: {difference}{why}")

@@ -278,7 +278,7 @@ def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: 
             f"on {devices}{corpus}, at commit {commits}. "
             "results.csv.gz has every row and every figure over seeds, comparison.json the learning rates and how they "
             "were chosen, environment-*.json the machines. `attnbench report` on this folder makes the page "
-            "with all plots, and `attnbench compare ... import=cells.jsonl.gz` goes on from these cells.",
+            "with all plots, and `attnbench compare ... import=cells.jsonl.gz` continues from these cells.",
         ),
         *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
         *_plan_cells("Not run yet", protocol.missing),

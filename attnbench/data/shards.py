@@ -3,7 +3,7 @@
     data/tokens/<corpus>-<tokenizer>-<key>/
       tokens.json                                   names, sizes, fingerprint and tokenizer; written last
       train.tokens validation.tokens test.tokens    ids, little-endian, of one, two or four bytes
-      progress.json bpe.json                        until tokens.json is there: the same command goes on from them
+      progress.json bpe.json                        until tokens.json is there: the same command resumes from them
 
 `key` is a hash of the names, sizes and dates of the source's files and of the settings that decide what is made of
 them. The folder may be removed at any time.
@@ -146,7 +146,7 @@ def making(folder: Path) -> Iterator[None]:
         where = error.filename2 or error.filename or folder
         raise UserError(
             f"{where}: {error.strerror or error}; tokens are kept in data/tokens, which may be a link to another disk: "
-            "once that is mended, the same command goes on from what is there"
+            "once that is mended, the same command resumes from what is there"
         ) from error
 
 

@@ -153,7 +153,7 @@ class Group:
     def _lost(self, what: str) -> LostError:
         self.is_lost = True
         return LostError(
-            f"another of the {self.size} processes {what}; the same command goes on from the last checkpoint"
+            f"another of the {self.size} processes {what}; the same command resumes from the last checkpoint"
         )
 
     @contextmanager

@@ -93,7 +93,7 @@ def _locked(path: Path, waits: bool) -> int:
                 owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "a process that just began"
                 if not waits:
                     raise UserError(
-                        f"{path.parent}: in use by {owner}; wait for it or stop it, the same command then goes on"
+                        f"{path.parent}: in use by {owner}; wait for it or stop it, then the same command resumes"
                     ) from None
                 log.warning(f"waiting for {path.parent}, in use by {owner}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

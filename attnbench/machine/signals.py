@@ -152,7 +152,7 @@ class StopRequest:
     """Request to stop, set by a signal; training checks it between two steps, saves and stops.
 
     Before there is anything to save, and inside `unless_stopped`, a signal ends the work at once. A second signal ends
-    the process with a message from where the same command goes on.
+    the process with a message from where the same command resumes.
 
     Args:
         announced: print a line at the signal.
@@ -185,7 +185,7 @@ class StopRequest:
         except Exception as error:
             if self.signal is None:
                 raise
-            raise self.interruption("stopped before a step was done; the same command goes on") from error
+            raise self.interruption("stopped before a step was done; the same command resumes") from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -202,7 +202,7 @@ class StopRequest:
             print(f"\n{signal.Signals(number).name}: saving, then stopping", file=sys.stderr, flush=True)
         if self._only_reads or not self.saves:
             self._only_reads = False
-            raise self.interruption("stopped before a step was done; the same command goes on")
+            raise self.interruption("stopped before a step was done; the same command resumes")
 
     def _say_lost(self, number: int) -> None:
         steps = sorted(set(self.saved_steps.values()))
@@ -212,7 +212,7 @@ class StopRequest:
         # The first signal may have come while a line was written.
         with suppress(RuntimeError):
             if self.announced:
-                print(f"\n{words}; the same command goes on {start}", file=sys.stderr, flush=True)
+                print(f"\n{words}; the same command resumes {start}", file=sys.stderr, flush=True)
 
     def unless_stopped(self, measure: Callable[[], Value]) -> Value | None:
         """Return the result of `measure`, None if a stop was requested before or meanwhile.

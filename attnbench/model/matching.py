@@ -118,7 +118,7 @@ def match_model(
         raise UserError(f"match_by=layers: match={match} leaves the number of layers as it is; match=params or flops")
     if match_by == "layers" and any(mixer != mixers[0] for mixer in mixers):
         raise UserError(
-            "match_by=layers: the layers' mixers differ, and which to add nobody says; match_by=feed_forward"
+            "match_by=layers: the layers have different mixers, so none can be added; match_by=feed_forward"
         )
 
     def built(layers: Sequence[MixerSettings]) -> LanguageModel:

@@ -241,7 +241,7 @@ def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if version != FORMAT:
         raise UserError(f"{path}: format {version}, this attnbench reads format {FORMAT}")
     if not set(checksums) <= {*NEEDED, OPTIMIZER}:
-        raise UserError(f"{path}: has checksums of files that are none of a checkpoint's")
+        raise UserError(f"{path}: has checksums of files that do not belong to a checkpoint")
     for name in NEEDED:
         if name not in checksums:
             raise UserError(f"{path.parent / name}: not in a complete checkpoint, {path.name} has no checksum of it")

@@ -61,10 +61,10 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
 
 def _way_out(error: OSError) -> str:
     if error.errno in IN_THE_WAY:
-        return "it is in the way: once it is renamed or removed, the same command goes on"
+        return "rename or remove it; the same command then resumes"
     if error.errno == errno.ENOENT:
         return "it is gone: the same command starts again with what is left"
-    return "what was kept before stands: once that is mended, the same command goes on from it"
+    return "earlier results are kept; once that is mended, the same command resumes from them"
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[P
             for folder in folders:
                 _keep_log(folder / "train.log", stack)
             try:
-                with interruptible("interrupted; the same command goes on from what was kept"):
+                with interruptible("interrupted; the same command resumes from what was kept"):
                     yield
             except Exception as error:
                 # Suppressed: the folder may be the failure.

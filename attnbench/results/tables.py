@@ -153,7 +153,7 @@ class Headline:
     metric: str
     header: str
     higher_is_better: bool | None = field(default=False, kw_only=True)
-    """None where nobody said."""
+    """None where it is unknown."""
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """Only settings that contain these."""
     axes: tuple[str, ...] = field(default=(), kw_only=True)

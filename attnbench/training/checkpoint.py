@@ -185,9 +185,7 @@ def checkpoint_of(run: Path, which: str) -> Path:
     """Return the folder of a finished training's checkpoint, `final` or `best`; raise UserError if there is none."""
     folder = run / "checkpoint"
     if not is_final(folder):
-        raise UserError(
-            f"run={run}: has no finished training; the attnbench train command that made it goes on with it"
-        )
+        raise UserError(f"run={run}: has no finished training; the attnbench train command that made it resumes it")
     return best_folder(folder) if which == "best" else folder / "final"
 
 

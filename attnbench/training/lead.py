@@ -77,7 +77,7 @@ class Leader:
             if self.stop.signal is None or state.step > self._first_step + 1:
                 raise
             # A signal to all processes ended another one in its first step.
-            raise self.stop.interruption("stopped before a step was kept; the same command goes on") from None
+            raise self.stop.interruption("stopped before a step was kept; the same command resumes") from None
         self._is_stepping, self._has_ended = is_next, not is_next
         if self.stop.signal is None and signal:
             self.stop.signal = signal

@@ -198,9 +198,7 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
         UserError: there is no finished training, or settings, corpus or code are not those of the training.
     """
     if not is_final(folder / "checkpoint"):
-        raise UserError(
-            f"run={folder}: has no finished training; the attnbench train command that made it goes on with it"
-        )
+        raise UserError(f"run={folder}: has no finished training; the attnbench train command that made it resumes it")
     resolved = _resolved_of(folder)
     hashed, corpus = resolved["config_hash"], resolved["corpus"]
     prepared = prepare(settings)

@@ -156,7 +156,7 @@ class TrainedJob(Job):
         state = resumed or TrainState.fresh(model)
         stop.saved_steps[folder] = state.step
         if resumed is not None and state.num_devices != self.num_devices:
-            log.info(f"was on {state.num_devices} devices, and goes on with {self.num_devices}: no row says its speed")
+            log.info(f"was on {state.num_devices} devices, resumes on {self.num_devices}: its speed is not recorded")
         # Sittings on different numbers of devices have no common speed.
         state.shared_device |= self.shares_device or (resumed is not None and state.num_devices != self.num_devices)
         state.num_devices = self.num_devices

@@ -126,7 +126,7 @@ def test_whatever_happens_every_cell_is_there_once_and_as_a_local_run_has_it(clu
     process.send_signal(signal.SIGINT)
     code, said = ended(process)
     assert code == 130
-    assert re.search(r"Slurm goes on with job \d+: the same command collects it", said)
+    assert re.search(r"Slurm keeps running job \d+: the same command collects it", said)
     # A node is lost, and the task begins again on the other; the controller is restarted in the meantime.
     assert cluster.succeeds("scontrol", "update", "nodename=n2", "state=down", "reason=test")
     cluster.restart_controller()

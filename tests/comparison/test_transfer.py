@@ -216,7 +216,7 @@ def test_cells_of_no_plan_are_left_out_and_counted(cells, experiment, exported, 
     exported.write_text("".join(json.dumps(line) + "\n" for line in [*many, *lines]))
     with caplog.at_level("INFO", logger="attnbench"):
         assert import_cells(exported, tmp_path / "other", plan_in) == 2
-    assert f"{200} of its {202} cells are none of this plan's, and left out" in caplog.text
+    assert f"{200} of its {202} cells are not in this plan, and are left out" in caplog.text
     assert len([*(tmp_path / "other" / "cells").iterdir()]) == 2
 
 

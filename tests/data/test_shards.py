@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_or_read_only_is_one_line(tmp_path, on_disk, monkeyp
 
     with monkeypatch.context() as context:
         context.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match=r"No space left on device; tokens are kept in data/tokens.* goes on"):
+        with pytest.raises(UserError, match=r"No space left on device; tokens are kept in data/tokens.* resumes"):
             load(tmp_path)
     assert equal(load(tmp_path), whole)
     shutil.rmtree(tmp_path / "data")

@@ -393,7 +393,7 @@ def test_a_damaged_final_checkpoint_names_a_way_out_that_leads_out(how, file, fi
     message = str(caught.value)
     assert str(final / file) in message
     assert f"once {final} is removed, the command that trained it trains again" in message
-    assert "the same command goes on" not in message
+    assert "the same command resumes" not in message
     shutil.rmtree(final)
     assert run(settings) == copied
     assert final_bytes(copied) == final_bytes(finished)

@@ -223,7 +223,7 @@ def test_stopped_while_another_process_measures_neither_is_left(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 143, said
-    assert said.splitlines()[-1] == "stopped; the same command goes on from what is finished"
+    assert said.splitlines()[-1] == "stopped; the same command resumes from what is finished"
     deadline = time.monotonic() + 5
     while any(_is_running(pid) for pid in children):
         assert time.monotonic() < deadline

@@ -145,7 +145,7 @@ def test_it_computes_and_writes_the_same_where_attnbench_is_not(trained, exporte
     [
         (["run={run}", "format=onnx"], "format=onnx: must be one of huggingface"),
         (["run={folder}"], "config.yaml cannot be read (No such file or directory); give the folder of a run"),
-        (["run={unfinished}"], "has no finished training; the attnbench train command that made it goes on with it"),
+        (["run={unfinished}"], "has no finished training; the attnbench train command that made it resumes it"),
         (["run={run}", "to={run}"], "exists and is not an empty folder; remove it or name another"),
         (["run={run}", "to={run}/config.yaml"], "exists and is not an empty folder"),
         (["run={run}", "to={run}/config.yaml/there"], "config.yaml: File exists"),

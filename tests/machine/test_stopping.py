@@ -174,7 +174,7 @@ def test_a_stop_before_anything_is_there_to_save_is_heard_at_once(folder, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(training_step, "train_step", compile_for_minutes)
-        with pytest.raises(Interrupted, match="before a step was done; the same command goes on"):
+        with pytest.raises(Interrupted, match="before a step was done; the same command resumes"):
             run(settings)
     assert not (prepare(settings).folder / "checkpoint").exists()
     assert left_of(run(settings)) == left_of(run(compose_once(words(folder, outputs="whole"))))
@@ -191,7 +191,7 @@ def test_a_signal_while_torch_loads_ends_the_command(number, folder):
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number, stderr
-    assert stderr == "interrupted; the same command goes on from what is finished\n"
+    assert stderr == "interrupted; the same command resumes from what is finished\n"
     assert not (folder / "never").exists()
 
 
@@ -270,7 +270,7 @@ def test_a_second_signal_says_from_where_the_same_command_goes_on(step, start, f
         patch.setattr(os, "_exit", end)
         with pytest.raises(Ended, match="130"):
             run(settings)
-    lost = "SIGINT again: ended at once, and what was not saved is lost; the same command goes on"
+    lost = "SIGINT again: ended at once, and what was not saved is lost; the same command resumes"
     assert f"\n{lost} {start}\n" in capsys.readouterr().err
     kept = [path.name for path in prepare(settings).folder.glob("checkpoint/step-*")]
     assert kept == (["step-00000004"] if step == 6 else [])

@@ -88,7 +88,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(code, pla
         with pytest.raises(UserError, match=os.strerror(code)) as caught:
             run(own)
     assert "\n" not in str(caught.value)
-    assert "the same command goes on" in str(caught.value)
+    assert "the same command resumes" in str(caught.value)
     [kept] = (tmp_path / "outputs").rglob("checkpoint")
     for folder in kept.glob("[!.]*"):
         stored.read_files(folder)
@@ -146,7 +146,7 @@ def test_what_is_in_the_way_is_named_and_so_is_the_way_out(name, tmp_path):
     with pytest.raises(UserError) as caught:
         run(own)
     assert f"{place}: " in str(caught.value) or f"{place}/" in str(caught.value)
-    assert "it is in the way: once it is renamed or removed, the same command goes on" in str(caught.value)
+    assert "rename or remove it; the same command then resumes" in str(caught.value)
     place.rename(tmp_path / "elsewhere")
     assert run(own) == place.parent
 

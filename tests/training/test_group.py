@@ -255,7 +255,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_processes(sizes, folder, al
     assert {row.identity.num_devices for row in rows} == {sizes[1]}
     # A speed of both would be that of neither.
     assert not {row.measurement.metric for row in rows} & set(CLOCKS)
-    assert "no row says its speed" in (resumed / "train.log").read_text()
+    assert "its speed is not recorded" in (resumed / "train.log").read_text()
 
 
 @pytest.mark.parametrize("asked", [(0, 1), pytest.param((1,), marks=SLOW)])
@@ -300,7 +300,7 @@ def test_a_signal_while_one_is_in_its_first_step_ends_both(folder):
 
     (code, lines), (code_of_other, _) = together(settings, stop)
     assert (code, code_of_other) == (143, 143)
-    assert lines.splitlines()[-1] == "stopped before a step was kept; the same command goes on"
+    assert lines.splitlines()[-1] == "stopped before a step was kept; the same command resumes"
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=SLOW), 1])
@@ -317,7 +317,7 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line(killed, folder, alo
     assert code == 1
     (line,) = (line for line in lines.splitlines() if "error: " in line)
     assert line.endswith(
-        "error: another of the 2 processes has ended; the same command goes on from the last checkpoint"
+        "error: another of the 2 processes has ended; the same command resumes from the last checkpoint"
     )
     assert [code for code, _ in together(settings)] == [0, 0]
     assert losses(folder_of(settings)) == pytest.approx(losses(alone("softmax")), abs=1e-5)
@@ -334,7 +334,7 @@ def test_a_wait_for_the_device_ends_with_the_process_that_it_waits_for(folder):
 
     (code, lines), (code_of_other, _) = together(settings_of(folder, "waited", "attn=softmax"), act)
     assert (code, code_of_other) == (1, -signal.SIGKILL)
-    assert "error: another of the 2 processes has ended; the same command goes on" in lines
+    assert "error: another of the 2 processes has ended; the same command resumes" in lines
 
 
 @pytest.mark.slow

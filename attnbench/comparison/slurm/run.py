@@ -105,7 +105,7 @@ def run_on_slurm(
         yield from _collect(known, cells, home, waits=settings.wait)
     except Interrupted:
         jobs = " ".join(one.job for one in known)
-        log.warning(f"Slurm goes on with job {jobs}: the same command collects it, scancel {jobs} ends it")
+        log.warning(f"Slurm keeps running job {jobs}: the same command collects it, scancel {jobs} ends it")
         raise
     count_doubles(known)
     for one in known:
@@ -142,7 +142,7 @@ def _collect(
             said = status
         if not waits and active and not any(1 <= times < GONE_TWICE for times in gone.values()):
             raise StillRunning(
-                f"{len(left)} cells are with Slurm, job {jobs} ({status}); the same command collects them and goes on"
+                f"{len(left)} cells are with Slurm, job {jobs} ({status}); the same command collects them and resumes"
             )
         time.sleep(POLL_SECONDS)
 

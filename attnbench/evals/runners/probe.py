@@ -244,7 +244,7 @@ class ProbeJob(TrainedJob):
         if stop.signal is not None:
             # The signal came during the last step: what follows is stopped.
             self.failure = stop.interruption(
-                f"trained and scored to the end: {self.folder}; the same command goes on from there"
+                f"trained and scored to the end: {self.folder}; the same command resumes from there"
             )
 
     def build(self) -> LanguageModel:

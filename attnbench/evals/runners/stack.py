@@ -99,7 +99,7 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
             job.outcome = job.sequences = job.look = None
             recorded.add(job)
     if stop.signal is not None:
-        raise stop.interruption("trained and scored to the end; the same command goes on from there")
+        raise stop.interruption("trained and scored to the end; the same command resumes from there")
 
 
 class Checks:

@@ -158,7 +158,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
             for score in comparison.scores if is_over else ():
                 if score.name in found.undecided and comparison.is_wanted(score.evaluation):
                     comparison.fail(score.name, str(found.undecided[score.name]))
-            # Before the first score the former record says more.
+            # Keep the old comparison.json until something has been scored.
             if is_over or comparison.results_of(comparison.shown()):
                 write_record(comparison, started, time.monotonic() - mark)
     return comparison.results_of(comparison.shown())

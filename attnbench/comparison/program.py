@@ -1,7 +1,7 @@
-"""A plan as programs: generators that ask for runs and are answered by their rows; a driver carries them out.
+"""A plan as programs: generators that yield jobs and are sent their rows; a driver carries them out.
 
-A program does not know how its runs are made, or if they were made before. It asks for the same runs again freely: the
-driver runs each once.
+A program does not know how a job runs, or if it ran before. It may request the same job twice: the driver runs each
+once.
 """
 
 import logging

@@ -26,7 +26,7 @@ MAX_WIDENINGS = 2
 
 RATES_IN_FULL = "the best with its neighbours"
 """Rates of a language model that are trained in full after one epoch of one seed, in the words of freeze.json; a file
-without them was frozen when the best two were."""
+without this entry is older: only the best two rates were trained in full."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -103,7 +103,7 @@ def search(score: Score) -> Program[Choice]:
     if len(rates) == 1:
         return _choice(score, {rates[0]: []}, {}, rates[0])
     first = yield from _first(score, rates)
-    # A choice between two is no grid.
+    # A grid of two rates is not widened.
     for _ in range(MAX_WIDENINGS if len(rates) > 2 else 0):
         best = score.order(first)[0]
         if best not in (rates[0], rates[-1]):
@@ -118,7 +118,7 @@ def _first(score: Score, rates: Sequence[float]) -> Program[dict[float, list[Tri
     """Try every rate.
 
     A probe tries the middle of its grid first, then one rate on each side, and so on. Once a rate has solved all its
-    seeds, those after it leave the search after twice the steps that took, unless they have arrived by then.
+    seeds, later rates stop at twice that number of steps, unless they have reached 0.95.
     """
     if score.first_stage is not None:
         return (yield from _tried(score, {rate: [score.first_stage(rate)] for rate in rates}))

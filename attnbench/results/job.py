@@ -93,7 +93,7 @@ class Job(ABC):
         return {}
 
     def protocol(self) -> dict[str, Any] | None:
-        """Rules of its scores, see `results.protocol`; None if no verdict is about them."""
+        """Rules of its scores, see `results.protocol`; None if its scores are not tested."""
         return None
 
     def config(self) -> dict[str, Any] | None:
@@ -125,7 +125,7 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
         waits: for another process that holds the folder; otherwise that is an error.
 
     Raises:
-        UserError: of a job, or its failure once all have their rows.
+        UserError: by a job; the `failure` of one is raised after all have written their rows.
         Interrupted: a signal asked to stop, and the state is kept.
     """
     with ExitStack() as held:

@@ -144,8 +144,8 @@ class Logging:
 class Validation:
     """Validate when due and at the last step; keep the weights of the lowest loss, and possibly end the training early.
 
-    A stop interrupts a validation, which may take minutes. The state then records that it is due, and `make_up` repeats
-    it before the next step.
+    A stop interrupts a validation, which may take minutes. The state then records that it is due; `repeat_validation`
+    repeats it before the next step.
     """
 
     measure: Callable[[TrainState], dict[str, Any]]
@@ -221,7 +221,7 @@ class Checkpoints:
             )
 
 
-def make_up(state: TrainState, hooks: Sequence[Any]) -> None:
+def repeat_validation(state: TrainState, hooks: Sequence[Any]) -> None:
     """Repeat an interrupted validation before the next step; the last two hooks validate and keep the state."""
     if state.validation_due:
         for hook in hooks[-2:]:

@@ -62,7 +62,7 @@ class TrainingJob(TrainedJob):
 
     @property
     def rerun(self) -> bool:
-        """Rows without a finished training are of a failed one."""
+        """Rows without a final checkpoint: the training failed."""
         return self.run.settings.rerun or not checkpoint.is_final(self.run.checkpoints)
 
     def columns(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.training.checkpoint import best_folder, is_final
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", *LENGTHS, "precision", "compile")
-"""Training settings that change no number, or are hashed as resolved."""
+"""Training settings left out of the hash: they change no number, or their resolved value is hashed."""
 
 TYPES_OF_RESOLVED = dict.fromkeys(("backend", "precision", "device", "corpus", "config_hash"), str) | {"compile": bool}
 """Resolved entries of a config.yaml that are part of the identity."""
@@ -132,7 +132,7 @@ class Run:
         return partial(build_model, mixers, size, seed=self.seed if seed is None else seed, **given)
 
     def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
-        """Build the model that `builder` is of."""
+        """Build the model by calling `builder`."""
         return self.builder(model, seed)()
 
     def trained_model(self, which: str = "final") -> LanguageModel:
@@ -183,7 +183,7 @@ def _num_steps(settings: RunSettings, steps_per_epoch: int) -> int:
 
 
 def with_identity(prepared: Run, settings: RunSettings) -> Run:
-    """Return the run with another rate, seed or list of evaluations; nothing is resolved again."""
+    """Return a copy with these settings (rate, seed, evaluations), and compute its hash and folder."""
     run = replace(prepared, settings=settings)
     run.config_hash = config_hash(_identity_of_training(run))
     name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{run.config_hash}"

@@ -21,7 +21,15 @@ from attnbench.settings.schema import TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
-from attnbench.training.hooks import Checkpoints, DivergedError, Estimate, Logging, Stopwatch, Validation, make_up
+from attnbench.training.hooks import (
+    Checkpoints,
+    DivergedError,
+    Estimate,
+    Logging,
+    Stopwatch,
+    Validation,
+    repeat_validation,
+)
 from attnbench.training.lead import Leader
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics
 from attnbench.training.loop import Hook, train
@@ -163,7 +171,7 @@ class TrainedJob(Job):
         stopwatch = Stopwatch(state, self.device, stack.enter_context(Pauses()), self.group)
         hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
-        make_up(state, hooks)
+        repeat_validation(state, hooks)
         return state, hooks, stopwatch
 
     def located(self, error: DivergedError, state: TrainState) -> DivergedError:
@@ -199,8 +207,8 @@ class TrainedJob(Job):
             log=metrics_log, mirror=mirror, bar=bar, settings=self.train, tokens_per_step=tokens_per_step, **shared
         )
         shared |= {"stop": stop, "folder": self.folder / "checkpoint", "record": record}
-        looks = {"measure": self.measure, "is_due": self.is_due, "new_end": self.new_end}
-        validation = Validation(**looks, logging=logging, **shared)
+        callbacks = {"measure": self.measure, "is_due": self.is_due, "new_end": self.new_end}
+        validation = Validation(**callbacks, logging=logging, **shared)
         checkpoints = Checkpoints(
             log=metrics_log,
             interval=self.checkpoint_interval,

@@ -82,7 +82,7 @@ def foresee(
     """
     if not on_kernels(first := next(model.parameters())):
         return
-    # Other libraries' kernels would be launched on memory that does not exist.
+    # The trace uses tensors without storage, which kernels of other libraries would read.
     is_ours = all(type(part).__module__.startswith(("attnbench.", "torch.")) for part in model.modules())
     if not is_ours or any(layer.mixer.backend not in OWN_BACKENDS for layer in model.layers):
         return
@@ -107,7 +107,8 @@ def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tens
     """Return `batch_nats` through torch.compile in three parts: before the blocks, a block, and after them.
 
     Equal blocks are compiled once; one graph of the whole model would take as many times longer to compile as it has
-    blocks, and is hardly faster. The last sum of a block is left to the next part, which fuses it with its norm.
+    blocks, and is hardly faster. A block returns its last residual sum as two terms; the next part adds them, fused
+    with its norm.
     """
     wake_compiler(device)
     if device.type == "cuda":

@@ -208,7 +208,7 @@ def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]
     floors = []
     by_evaluation: dict[str, list[Pair]] = {}
     for pair in pairs:
-        # Differences between a score and chance are not noise.
+        # Seeds that diverged count as chance, so the spread of their pairs is not noise.
         if not pair.failed:
             by_evaluation.setdefault(pair.evaluation, []).append(pair)
 

@@ -282,7 +282,7 @@ def test_a_second_signal_to_several_trainings_names_the_one_that_has_saved_least
         stop.saves, stop.saved_steps = True, {Path("a"): 640, Path("b"): 320}
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert "goes on from what each training has saved, the first from step 320\n" in capsys.readouterr().err
+    assert "resumes from what each training has saved, the first from step 320\n" in capsys.readouterr().err
 
 
 def test_a_closed_terminal_that_a_process_was_told_to_ignore_is_no_stop():

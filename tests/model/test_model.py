@@ -191,7 +191,7 @@ def test_layers_that_cannot_be_matched_say_why():
     with pytest.raises(UserError, match="match_by=layers: match=state leaves"):
         match_model([gated], model, match="state", match_by="layers", **how)
     two = dataclasses.replace(model, num_layers=2)
-    with pytest.raises(UserError, match="match_by=layers: the layers' mixers differ"):
+    with pytest.raises(UserError, match="match_by=layers: the layers have different mixers"):
         match_model([gated, REFERENCE], two, match="params", match_by="layers", **how)
 
 

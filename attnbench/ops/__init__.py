@@ -1,9 +1,9 @@
 """Operators, one package per family: definition, chunked form in torch, FLOPs and choice of the backend; `triton/` has
-our Triton kernels, bound as custom operators with fake, autograd and vmap rules; `cuda/` has CUDA C++.
+Triton kernels, bound as custom operators; `cuda/` has CUDA C++.
 
 The functions below are the public interface. They take tensors (B, T, H, K), no modules or configuration, and need only
-torch, and Triton on CUDA. Modules in `triton/` are imported inside the functions that use them, because Triton is only
-installed on CUDA machines.
+torch, and Triton on CUDA. Modules in `triton/` are imported inside functions, because Triton is only installed on CUDA
+machines.
 """
 
 from importlib import import_module

@@ -1,5 +1,4 @@
-"""Implementations of softmax attention by name. Mixers, doctor, benches and tests read from `IMPLEMENTATIONS` how each
-is called and which inputs it supports. One that cannot run raises."""
+"""Implementations of softmax attention by name, for mixers, doctor, benches and tests. One that cannot run raises."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -56,8 +55,8 @@ class Implementation:
         return max(self.widths) if self.widths is not None else float("inf")
 
     def refusal(self, device_type: str, precision: str, width: int) -> str | None:
-        """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width; None if it can.
-        It may still be missing, see `make`."""
+        """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width, or None. It may
+        still be missing, see `make`."""
         refused = self.refuse(device_type, precision, width)
         if refused is not None:
             return refused

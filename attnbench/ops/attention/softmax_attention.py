@@ -3,9 +3,8 @@ choice.
 
     y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
 
-Query heads may share a key/value head (Ainslie et al., 2023), and a window may hide earlier positions. A forget gate
-adds log f_(s+1) + ... + log f_t to the score of t and s (Lin et al., 2025). With fewer queries than keys, queries are
-at the last positions. The state is a cache of keys and values.
+Query heads may share a key/value head (Ainslie et al., 2023), and a window may hide earlier positions. With fewer
+queries than keys, queries are at the last positions. The state is a cache of keys and values.
 """
 
 import torch
@@ -113,8 +112,8 @@ def decode(
 ) -> Tensor:
     """Attend from a single query, T = 1, at `position` to the filled part of a cache; (B, 1, H, K).
 
-    triton reads the filled part alone. Other backends multiply by the whole cache and mask the rest, so that shapes do
-    not depend on the position, as a captured CUDA graph requires.
+    triton reads the filled part alone. Others multiply by the whole cache and mask the rest: shapes do not depend on
+    the position, as a captured CUDA graph requires.
     """
     if backend == "triton":
         from attnbench.ops.attention.triton.flash_decoding import flash_decoding

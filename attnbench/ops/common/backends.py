@@ -1,5 +1,5 @@
-"""Table of an operator's backends: names, supported head sizes and the rule of `auto`. Settings, constructors, the
-yamls' comments and `attnbench doctor` read it."""
+"""Table of an operator's backends: names, supported head sizes and the rule of `auto`, for settings, constructors, the
+yamls' comments and `attnbench doctor`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
-"""Chunks of positions, and a scan that carries an affine matrix state from chunk to chunk. The scan is one custom
-operator, a single node for torch.compile, which would otherwise unroll the loop and compile long sequences for minutes.
-"""
+"""Chunks of positions, and a scan that carries an affine matrix state from chunk to chunk, as one custom operator:
+torch.compile would unroll the loop and compile long sequences for minutes."""
 
 from typing import Any
 

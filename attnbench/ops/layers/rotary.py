@@ -1,5 +1,5 @@
 """Rotary positions (Su et al., 2021): channel pairs of query and key are rotated by an angle proportional to the
-position, so that their product depends on the distance.
+position.
 
     channels (2i, 2i + 1) of position t, turned by t × theta^(-2i/K)
 """

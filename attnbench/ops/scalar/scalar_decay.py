@@ -67,10 +67,8 @@ def scalar_decay(
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute y and the last memory with backend `torch` (the definition for a single position), `triton` or `fla`.
-
-    With triton a single position updates the given memory. The last memory is None with triton and fla if none was
-    given.
-    """
+    With triton a single position updates the given memory. With triton and fla the last memory is None if none was
+    given."""
     if backend == "triton":
         mixed_BTC = packed(query_BTGK, key_BTGK, value_BTHV)
         return packed_scalar_decay(mixed_BTC, log_decay_BTH, None, None, memory_BHKV, *query_BTGK.shape[2:])
@@ -142,15 +140,13 @@ def chunked_scalar_decay(
     memory_BHKV: Tensor | None,
     num_positions: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same by chunks: masked products within, a scan over their states between.
-
-    Within a chunk, with c_i = g_1 + ... + g_i of log decays:
+    """Compute the same by chunks of `num_positions`: masked products within, a scan over their states between. With c_i
+    the sum of log decays from a chunk's start:
 
         y_i = exp(c_i) S^T q_i + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) v_j
         S' = exp(c_C) S + sum_j exp(c_C - c_j) k_j v_j^T
 
-    Products run in the value's dtype, which y keeps; decays and states in that of the log decay. `num_positions` is the
-    size of a chunk.
+    Products run in the value's dtype, which y keeps; decays and states in that of the log decay.
     """
     (batch, length, heads, width), dtype = value_BTHV.shape, value_BTHV.dtype
     groups, key_width = query_BTGK.shape[2:]

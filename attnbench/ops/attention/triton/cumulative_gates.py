@@ -1,8 +1,6 @@
 """Cumulative sums of log forget gates in float64, for FlashAttention's kernels.
 
-    C_t = log f_1 + ... + log f_t,   dL/d(log f_s) = sum_(t >= s) dL/dC_t
-
-One program per sequence and head sums in a fixed order: deterministic.
+C_t = log f_1 + ... + log f_t,   dL/d(log f_s) = sum_(t >= s) dL/dC_t
 """
 
 # pyright: reportArgumentType=false

@@ -124,11 +124,10 @@ def flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K). Channels should be
-    contiguous.
+    """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K).
 
     Args:
-        cumulative_BHS: C, float64, see `cumulative_log_forget`; None: no gates. Needs `causal`.
+        cumulative_BHS: C, float64, see `cumulative_log_forget`; needs `causal`.
         causal: a query sees keys up to its own position; the last query is at the last key.
         window: number of visible positions, its own included; None for all.
     """
@@ -207,12 +206,10 @@ def packed_flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attention on packed query, key and value; packed heads, (B, T, H K).
+    """Attention on packed query, key and value; packed heads, (B, T, H K). Other arguments as in `flash_attention`.
 
     Args:
         packed_BTC: [query | key | value] with H, G and G heads of K channels each.
-        rotation_2TK: cos and sin, (2, T, K / 2) in float32, see ops/layers/rotary.py; None for no rotation. No
-            gradient.
-        causal, window: as in `flash_attention`.
+        rotation_2TK: see ops/layers/rotary.py; None for no rotation. No gradient.
     """
     return _packed_flash_attention(packed_BTC, rotation_2TK, num_heads, num_key_value_heads, causal, window)[0]

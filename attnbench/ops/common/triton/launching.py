@@ -1,8 +1,8 @@
 """Launch of Triton kernels, with parallel compilation before the first launch.
 
 Triton compiles each kernel at its first launch, one after the other: seconds for a step of Gated DeltaNet. But
-torch.compile, or `foresee`, calls each operator with fake tensors long before. Then threads start to compile and load
-the kernels; Triton holds Python's lock for a small part of the time.
+torch.compile, or `foresee`, calls each operator with fake tensors long before; then threads start to compile and load
+the kernels.
 """
 
 import os

@@ -17,7 +17,7 @@ def float32_product() -> str:
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """Return the PRECISION of `product` for inputs of this dtype. Float32 factors are truncated to TF32 with
+    """Return the PRECISION of `product` for inputs of this dtype: float32 factors are truncated to TF32 with
     half-precision inputs and rounded with float32 inputs."""
     if dtype != torch.float32:
         return "tf32"
@@ -32,8 +32,7 @@ def _nearest(x):
 
 @triton.jit
 def product(left, right, PRECISION: tl.constexpr, sum=None):
-    """Return left @ right + sum in float32, for factors of one dtype; PRECISION of float32 factors is "tf32x3",
-    "rounded tf32" or "tf32"."""
+    """Return left @ right + sum in float32, for factors of one dtype; PRECISION is that of float32 factors."""
     if WIDEN:
         result = tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
     elif PRECISION == "rounded tf32":

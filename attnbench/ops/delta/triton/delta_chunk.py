@@ -108,7 +108,7 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
 
     R of diagonal blocks of one size gives R of blocks twice as large: with N the part of L between them, R + (I - R b)
     N (I - b R). Powers of the whole matrix would lose all digits if neighbouring keys are alike. Blocks of up to 16 are
-    batched products of the small matrix instructions, which stay in registers.
+    batched products in registers.
     """
     blocks: tl.constexpr = C // 16
     index = tl.arange(0, blocks)

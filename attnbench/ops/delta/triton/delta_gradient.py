@@ -80,10 +80,8 @@ def gradient_kernel(mixed, log_decay, pairs, factors, states, corrections, gradi
                     scale, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                     UNIT: tl.constexpr, CORRECTED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """All gradients of every chunk. Grid: chunks of all sequences × heads.
-
-    Inputs per chunk are S (`states`) and the gradient of S' (`state_gradients`), both transposed, F (`corrections`) and
-    H or, unless CORRECTED, E (`correction_gradients`).
+    """All gradients of every chunk, from S (`states`) and the gradient of S' (`state_gradients`), both transposed, F
+    (`corrections`) and H or, unless CORRECTED, E (`correction_gradients`). Grid: chunks of all sequences × heads.
 
     A term whose row sum with Q or K is taken must not become a product's `sum` afterwards: that accumulates in the same
     registers, and ptxas (12.8 to 13.0) may confuse the row sums before and after. The diagonal's term is a product,

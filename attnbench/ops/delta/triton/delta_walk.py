@@ -1,5 +1,5 @@
-"""The gated delta rule with one program per head that walks the chunks with the state in registers: the form for many
-heads and few chunks. `pairs_kernel` runs before. Grids are sequences × heads, and blocks of values.
+"""The gated delta rule with one program per head that walks the chunks with the state in registers, after
+`pairs_kernel`: the form for many heads and few chunks. Grids are sequences × heads, and blocks of values.
 
 All tiles are transposed: rows are value channels, columns key channels or positions. Hopper's four-warp instructions
 multiply 64 rows of a left operand from registers, where the state is, and chunks may be short. With more than 128 key

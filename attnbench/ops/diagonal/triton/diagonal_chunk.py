@@ -52,8 +52,7 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 @triton.jit
 def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
     """Return the sums of log decays of every block of 16, of those before it and behind it, (C / 16, KEYS) each. `sums`
-    has of every position the sum from the start of its block; the chunk begins at `row`, int64, and at column `first`.
-    """
+    counts from the start of each block; the chunk begins at `row` and column `first`."""
     BLOCKS: tl.constexpr = C // 16
     block, last = tl.arange(0, BLOCKS), sums + row * K + first + 15 * K + tl.arange(0, KEYS)[None, :]
     own = tl.load(last + (block * (16 * K))[:, None])

@@ -1,7 +1,7 @@
-"""Embedding lookup with a deterministic gradient, summed in a fixed order.
+"""Embedding lookup with a deterministic gradient.
 
 Torch's compiler adds gradients by atomics, in any order. Here the sum is a product with a one-hot matrix made in
-registers. Most blocks of positions have none of a program's symbols and are skipped. With more than MAX_SYMBOLS symbols
+registers, which skips blocks of positions without any of a program's symbols. With more than MAX_SYMBOLS symbols
 positions are sorted by symbol, as in uncompiled torch; docs/kernels.md has the times of both.
 """
 

@@ -1,7 +1,7 @@
 """Projection to logits and cross-entropy as one operator that never holds all logits.
 
-For some rows at a time, a kernel computes the loss from the logits in float32 and replaces them by their gradient; two
-products give the gradients of both factors. The backward pass only scales these (as in Liger Kernel, Hsu et al., 2024).
+For some rows at a time, a kernel computes the loss in float32 and replaces the logits by their gradient; two products
+give the gradients of both factors, which the backward pass only scales (as in Liger Kernel, Hsu et al., 2024).
 """
 
 # pyright: reportArgumentType=false
@@ -56,8 +56,8 @@ def _outputs(
 def _of_models(
     x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`linear_cross_entropy` of M models with their own rows and weights: as many models at a time as have logits that
-    fit in the cache, or parts of one model's rows."""
+    """`linear_cross_entropy` of M models: as many at a time as have logits that fit in the cache, or parts of one
+    model's rows."""
     (num_models, num_rows, _), num_symbols = x_MND.shape, weight_MVD.shape[1]
     # Padded by zeros to a multiple of 16 bytes, for fast matrix products.
     weight_MVD = torch.nn.functional.pad(weight_MVD.to(x_MND.dtype), (0, 0, 0, -num_symbols % 8))

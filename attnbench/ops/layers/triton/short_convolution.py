@@ -1,5 +1,5 @@
 """Depthwise causal convolution, with optional SiLU, in one pass over the memory each way. A program walks a segment of
-one sequence with a window of rows in registers. The backward pass recomputes SiLU's argument."""
+one sequence with a window of rows in registers."""
 
 # Triton cannot unpack into a tuple, and its kernels are no functions to a type checker.
 # ruff: noqa: RUF005

@@ -105,7 +105,7 @@ def _joined(first, second, HEADS: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def cos_sin(angle):
     """Return cosine and sine, to 1e-7 for angles below 8,192 and beyond as exact as the angle, by one reduction to an
-    eighth of a turn and two series. tl.cos and tl.sin do one reduction each, for angles of any size."""
+    eighth of a turn and two series. tl.cos and tl.sin reduce once each."""
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
     # Half of pi in three numbers, so that products with the first two are exact.
     x = angle - quarters * 1.5703125 - quarters * 4.837512969970703e-4 - quarters * 7.549789948768648e-8

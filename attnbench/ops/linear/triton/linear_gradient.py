@@ -80,10 +80,8 @@ def linear_query_gradient_kernel(
 
         df(q)_t = S G_t + g_t z + sum_{s<=t} (G_t . v_s + g_t) f(k)_s
 
-    If ROTATED, terms with G_t are gradients of rotated features and rotated back.
-
-    S is summed again. Walking backward from its last value would save a walk, but features are exponentials:
-    subtracting a million times larger ones leaves no digits.
+    If ROTATED, terms with G_t are gradients of rotated features and rotated back. S is summed again: walking backward
+    from its last value would subtract features, exponentials that may be a million times larger than the rest.
     """
     sequence, head, start, stop, slot = locate(length, segment, HEADS)
     state, total = before(

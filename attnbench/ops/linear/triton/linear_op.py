@@ -1,8 +1,7 @@
 """Linear attention with normaliser, from packed inputs to the quotient, in one pass over the memory.
 
 A program walks a segment of one head of one sequence, chunk by chunk, with the state in registers. With enough heads to
-fill a GPU a segment is the whole sequence. Otherwise the segments' states are summed first, then cumulated, and then
-all segments are walked in parallel.
+fill a GPU a segment is the whole sequence. Otherwise the segments' states are summed first and then cumulated.
 """
 
 import math
@@ -46,19 +45,15 @@ def linear_attention(
     eps: float,
     rotation_2TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) with S_t = S_{t-1} + f(k_t) v_t^T and z_t = z_{t-1} + f(k_t).
-
-    With rotary positions S is written and read by rotated features. Products run in the dtype of q, k and v; S and z
-    are float32 and have no gradient.
+    """Compute y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps) as (B, T, H, V), and the last S and z. With rotary positions S
+    is written and read by rotated features. Products run in the dtype of q, k and v; S and z are float32 and have no
+    gradient.
 
     Args:
         mixed_BTC: packed query, key and value, (num_heads, K) each: float32 or bfloat16, K as in `WIDTHS`.
         memory_BHKV, normaliser_BHK: S and z before the first position; None for zeros.
         feature_map: f: elu (elu(x) + 1), relu, or identity if applied before.
         rotation_2TK: see ops/layers/rotary.py; None for no rotary positions.
-
-    Returns:
-        y as (B, T, H, V), S and z after the last position.
     """
     y_BTHV, _, memory_BHNKV, normaliser_BHNK = mix(
         mixed_BTC, memory_BHKV, normaliser_BHK, rotation_2TK, num_heads, feature_map, eps

@@ -136,8 +136,8 @@ def walk_backward_kernel(mixed, log_decay, gradient, last_gradient, initial_grad
                          segment, scale,
                          G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
                          KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Walk a segment backward: the gradients of the states after every chunk (`of_states`) and of the one before the
-    segment (`initial_gradient`). Grid and None as forward."""
+    """Walk a segment backward: the gradients of the states after every chunk (`of_states`) and before the segment
+    (`initial_gradient`). Grid and None as forward."""
     sequence, head, first, start, end, slot = _place(length, segment, H, V, VALUES)
     STRIDE: tl.constexpr = 2 * G * K + H * V
     num_chunks = tl.cdiv(end - start, C)

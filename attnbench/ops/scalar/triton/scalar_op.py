@@ -2,9 +2,8 @@
 the algebra of a chunk.
 
 Forward, a program walks a segment of a head and stores the state before each chunk. Backward, a program walks back for
-the states' gradients, and a kernel computes all other gradients. With enough heads to fill a GPU a segment is a whole
-sequence. Otherwise each segment is walked for its sum first, a kernel carries the states from segment to segment, and
-all segments are walked again.
+the states' gradients, and a kernel computes all other gradients. If a sequence has several segments, each is walked for
+its sum first, and a kernel carries the states between them.
 """
 
 from typing import Any

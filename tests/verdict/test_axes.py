@@ -1,5 +1,6 @@
 """Variants of one name that a sweep measured, told apart by what differs between them."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,27 +25,16 @@ def options(**given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([measured(config_hash="a"), measured(config_hash="b")], ["linear a", "linear b"]),
-        ([measured(seq_len=64), measured(seq_len=128)], ["linear T64", "linear T128"]),
+        ([measured(config_hash=name) for name in "ab"], ["linear a", "linear b"]),
+        ([measured(seq_len=length) for length in (64, 128)], ["linear T64", "linear T128"]),
         (
-            [
-                measured(options(conv_size=0), config_hash="a"),
-                measured(options(conv_size=4), config_hash="b"),
-            ],
+            [measured(options(conv_size=size), config_hash=f"h{size}") for size in (0, 4)],
             ["linear conv_size=0", "linear conv_size=4"],
-        ),
-        (
-            [measured(options(feature_map=name), config_hash=name) for name in ("elu", "relu")],
-            ["linear feature_map=elu", "linear feature_map=relu"],
         ),
         # Of lengths and options that both differ, both are named; of an option that makes no difference, nothing.
         (
-            [
-                measured(options(num_heads=heads, conv_size=4), seq_len=length)
-                for length in (64, 128)
-                for heads in (None, 2)
-            ],
-            [f"linear T{length} num_heads={heads}" for length in (64, 128) for heads in ("null", 2)],
+            [measured(options(num_heads=heads), seq_len=length) for length, heads in product((64, 128), (None, 2))],
+            [f"linear T{length} num_heads={heads}" for length, heads in product((64, 128), ("null", 2))],
         ),
         # A recipe is a name for many options.
         (
@@ -56,12 +46,8 @@ def options(**given: Any) -> dict[str, Any]:
             ["linear bare", "linear equipped", "linear without a recipe"],
         ),
         (
-            [
-                measured({**options(conv_size=size), "recipe": recipe})
-                for recipe in ("bare", "equipped")
-                for size in (2, 4)
-            ],
-            [f"linear {recipe} conv_size={size}" for recipe in ("bare", "equipped") for size in (2, 4)],
+            [measured({**options(conv_size=int(size)), "recipe": name}) for name, size in product("ab", "24")],
+            [f"linear {name} conv_size={size}" for name, size in product("ab", "24")],
         ),
         ([measured(options(), backend=name) for name in ("torch", "triton")], ["linear torch", "linear triton"]),
         # Layers that differ have a list of options.

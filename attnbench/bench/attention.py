@@ -1,4 +1,4 @@
-"""Attention alone over head width and length: forward, backward, both, and what is held between the two."""
+"""Attention alone over head width and length: forward, backward, both, and the memory held between them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +11,6 @@ from attnbench.bench.base import (
     ROOFLINE,
     Conditions,
     TimedBench,
-    check_implementations,
     speedup_columns,
     with_speedups,
 )
@@ -56,9 +55,11 @@ class AttentionBench(TimedBench):
     batch_size: int = option(8, "sequences", minimum=1)
     num_heads: int = option(1, "heads of each", minimum=1)
     causal: bool = option(True, "false: every position sees all")
-    implementations: list = option(
+    implementations: list[str] = option(
         ["textbook", "compiled", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flash_attn", "triton"],
         "unsupported and out_of_memory are rows: nothing runs under another's name",
+        choices=[*IMPLEMENTATIONS],
+        distinct=True,
     )
     warmup, max_seconds = 2, 0.1
 
@@ -80,7 +81,6 @@ class AttentionBench(TimedBench):
     }
 
     def __post_init__(self) -> None:
-        check_implementations(self.implementations, IMPLEMENTATIONS)
         missing = [name for name in self.required if name not in self.implementations]
         if missing:
             needed = f"must have {missing[0]}, that all are held against"

@@ -1,7 +1,7 @@
 """The interface of an operator table, and the rows that several of them have."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -28,7 +28,7 @@ MILLISECONDS = "_milliseconds"
 ROOFLINE, SPEEDUP, MAX_ERROR = "roofline_fraction", "speedup", "max_error"
 
 NO_KERNEL = "No available kernel"
-"""Words of SDPA where its one allowed kernel does not take a shape."""
+"""Words of SDPA when its one allowed kernel does not take a shape."""
 
 Value = TypeVar("Value")
 
@@ -42,7 +42,7 @@ class Conditions:
     ceilings: Ceilings
     """Highest rates of this device in this precision, measured in the same run."""
     mixers: Callable[[Sequence[str]], list[MixerSettings]]
-    """Mixers by the names of their yamls, whether or not they can run here."""
+    """Returns mixers by the names of their yamls, whether or not they can run here."""
     folder: Path | None = None
     """Folder of the run, for traces; None: they are not kept."""
 
@@ -58,7 +58,7 @@ class Bench(Evaluation, ABC):
     """Tables of its rows; the first metric of the first one is its headline."""
 
     numbers_version: ClassVar[int] = 0
-    """Raised where its numbers change on purpose, so that former rows are measured again; 0 is in no identity."""
+    """Raised if its numbers change on purpose, so that former rows are measured again; 0 is in no identity."""
 
     notes: ClassVar[tuple[str, ...]] = ()
     """Paragraphs under the tables."""
@@ -71,7 +71,7 @@ class Bench(Evaluation, ABC):
 
     @property
     def mixer_names(self) -> Sequence[str]:
-        """Yamls of attn/ that it needs: a missing one is an error before anything is measured."""
+        """Yamls of attn/ that it needs."""
         return ()
 
     @classmethod
@@ -86,19 +86,18 @@ class Bench(Evaluation, ABC):
 
     @abstractmethod
     def cells(self) -> Iterator[dict[str, Any]]:
-        """Yield the settings of each cell; a finished cell is not measured again."""
+        """Yield the settings of each cell."""
 
     @abstractmethod
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         """Yield each number as soon as it is known, those of one implementation together.
 
-        Settings are those of the cell, `implementation`, and what else tells rows apart. An implementation that does
-        not fit or cannot run is a row, and the next one starts clean.
+        Settings are those of the cell, `implementation`, and whatever tells rows apart. An implementation that cannot
+        run is a row, and the next one starts clean.
         """
 
 
-class TimedBench(Timed, Bench, ABC):
-    """A bench that repeats calls."""
+class TimedBench(Timed, Bench, ABC): ...
 
 
 class Missing(NamedTuple):
@@ -107,10 +106,8 @@ class Missing(NamedTuple):
 
 
 def attempted(measure: Callable[[], Value]) -> Value | Missing:
-    """Return the result of `measure`, or the reason for none: a wrong result, no memory, a refusal, or any exception.
-
-    Whatever a kernel or its compiler raises is reported, and the next implementation has its turn.
-    """
+    """Return the result of `measure`, or the reason for none: a wrong result, no memory, a refusal, or any exception of
+    a kernel or its compiler."""
     try:
         result = attempt(measure)
     except UserError as refusal:
@@ -119,7 +116,7 @@ def attempted(measure: Callable[[], Value]) -> Value | Missing:
         return Missing("failed", str(error))
     except Exception as error:
         if "CUDA error" in str(error):
-            # The device takes no more work from this process.
+            # The device accepts no more work from this process.
             raise
         line = (str(error).strip().splitlines() or [""])[0]
         return Missing("unsupported" if NO_KERNEL in line else "failed", f"{type(error).__name__}: {line}")
@@ -129,7 +126,7 @@ def attempted(measure: Callable[[], Value]) -> Value | Missing:
 def rows_or_reason(
     units: dict[str, str], settings: dict[str, Any], measure: Callable[[], Iterable[Measurement]]
 ) -> Iterator[Measurement]:
-    """Yield the rows of one implementation, or one without a number for each metric of `units`, see `attempted`."""
+    """Yield the rows of one implementation, or one without a number for each metric of `units`."""
     rows = attempted(lambda: list(measure()))
     yield from without_numbers(units, settings, *rows) if isinstance(rows, Missing) else rows
 
@@ -193,14 +190,3 @@ def speedup_columns(ratios: Iterable[tuple[str, str]], name: str) -> tuple[Value
         )
         for numerator, denominator in ratios
     )
-
-
-def check_implementations(names: object, known: Collection[str], *, may_be_empty: bool = False) -> None:
-    """Raise UserError for an empty list of implementations, an unknown name, or a name that stands twice."""
-    if not isinstance(names, list) or not (names or may_be_empty):
-        raise UserError(f"bench.implementations={names}: must be a list of {', '.join(known)}")
-    for name in names:
-        if name not in known:
-            raise UserError(f"bench.implementations: {name} is none of {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise UserError(f"bench.implementations={names}: names one of them twice")

@@ -1,4 +1,4 @@
-"""Decoding: one new position by everybody, texts by a plain loop and a captured step, a token behind more and more."""
+"""Decoding: one new position, texts by a plain loop and a captured step, and a token after a growing context."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -9,7 +9,6 @@ from attnbench.bench.base import (
     ROOFLINE,
     Conditions,
     TimedBench,
-    check_implementations,
     speedup_columns,
     with_speedups,
 )
@@ -21,7 +20,7 @@ from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
+from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 
@@ -43,9 +42,12 @@ class DecodeBench(TimedBench):
     batch_sizes: list[int] = option([1, 8], "sequences", minimum=1)
     num_heads: int = option(32, "query heads", minimum=1)
     num_key_value_heads: int | None = option(None, "heads of keys and values; null: as many")
-    implementations: list = option(
+    implementations: list[str] = option(
         [*STEPS],
         "whole: the cache in one piece a head; split: in as many as each library chooses; the last two have a state",
+        choices=[*STEPS],
+        distinct=True,
+        may_be_empty=True,
     )
     mixers: list = option(
         [["flash", "triton"], ["gated_deltanet", "auto"]],
@@ -147,8 +149,7 @@ class DecodeBench(TimedBench):
             if not all(isinstance(pair, list) and [*map(type, pair)] == [kind, kind] for pair in pairs):
                 raise UserError(f"bench.{name}={pairs}: must be a list of {what}")
         for pair in self.texts:
-            check_counts("bench", texts=pair)
-        check_implementations(self.implementations, STEPS, may_be_empty=True)
+            check_value("bench.texts", pair, minimum=1)
         self.groups = self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
         if self.groups < 1 or self.num_heads % self.groups:
             wrong = f"bench.num_key_value_heads={self.num_key_value_heads}"
@@ -180,7 +181,7 @@ class DecodeBench(TimedBench):
             size = {"size": self.size, "vocabulary_size": self.vocabulary_size, "length": 1}
             try:
                 candidate = candidate_of(name, conditions, **size, use="compute", backend=backend)
-                # Matched here: a size that cannot be met is a refusal too.
+                # Matched here: an impossible size is a refusal too.
                 _ = candidate.matched
             except UserError as refusal:
                 units = {EAGER: "s", CAPTURED: "s"} if is_text else {DECODE: "ms"}

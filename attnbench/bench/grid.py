@@ -11,7 +11,6 @@ from attnbench.bench.base import (
     ROOFLINE,
     Conditions,
     TimedBench,
-    check_implementations,
     speedup_columns,
     with_speedups,
 )
@@ -34,16 +33,18 @@ class GridBench(TimedBench):
     num_heads: list[int] = option([1, 2, 4, 8], "heads of each", minimum=1)
     lengths: list[int] = option([1024, 2048, 4096, 8192], "positions", minimum=1)
     head_widths: list[int] = option([64, 128], "channels a head", minimum=1)
-    implementations: list = option(
+    implementations: list[str] = option(
         ["textbook", "sdpa_flash", "sdpa_cudnn", "flash_attn", "triton", *STEPS],
         "the last four are one kernel in CUDA C++, in steps: attnbench/ops/attention/cuda/flash_attention.cu",
+        choices=[*IMPLEMENTATIONS],
+        distinct=True,
     )
     warmup, max_seconds = 2, 0.1
 
     ratios = (
         *(("textbook", name) for name in OUR_KERNELS),
         *(("sdpa_flash", name) for name in OUR_KERNELS),
-        # What each step of our CUDA kernel gains over the one before.
+        # Gains of each step of our CUDA kernel.
         *pairwise(STEPS),
     )
     layouts = (
@@ -79,9 +80,6 @@ class GridBench(TimedBench):
         **{"batch_sizes": [1], "num_heads": [1, 2], "lengths": [33], "head_widths": [16], "warmup": 1, "repeats": 3},
         "implementations": ["textbook", "sdpa_flash", "flash_attn"],
     }
-
-    def __post_init__(self) -> None:
-        check_implementations(self.implementations, IMPLEMENTATIONS)
 
     def cells(self) -> Iterator[dict[str, Any]]:
         axes = (self.batch_sizes, self.num_heads, self.lengths, self.head_widths)

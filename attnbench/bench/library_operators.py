@@ -13,7 +13,6 @@ from attnbench.bench.base import (
     Conditions,
     TimedBench,
     by_implementation,
-    check_implementations,
     error_row,
     speedup_columns,
     with_speedups,
@@ -28,7 +27,7 @@ from attnbench.machine.timing import PeakMemory
 from attnbench.mixers.definition import PART_FACTOR, TOLERANCES, relative_error
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
+from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 
@@ -45,16 +44,18 @@ RATIOS = (
 class LibraryOperatorsBench(TimedBench):
     """The mixers' operators by themselves, forward and backward, ours beside those of libraries in one process."""
 
-    operators: list = option(
-        ["retention", "simple_gla", "mamba2", "gla", "kda", "gated_delta_rule", "softmax", "fox"],
-        "one operator each, without a mixer around it",
+    operators: list[str] = option(
+        [*OPERATORS], "one operator each, without a mixer around it", choices=[*OPERATORS], distinct=True
     )
     shapes: list = option([[128, 256, 4, 64], [2, 16384, 12, 64]], "sequences, positions, heads, channels a head")
     grouped_shapes: list = option(
         [[1, 8192, 16, 32, 128]], "of the gated delta rule: heads of query and key, then of value; []: none"
     )
-    implementations: list = option(
-        [*IMPLEMENTATIONS], "what is not installed or not registered for a mixer is a row that says so"
+    implementations: list[str] = option(
+        [*IMPLEMENTATIONS],
+        "what is not installed or not registered for a mixer is a row that says so",
+        choices=IMPLEMENTATIONS,
+        distinct=True,
     )
     warmup, repeats, max_seconds = 3, 50, 1
 
@@ -83,22 +84,17 @@ class LibraryOperatorsBench(TimedBench):
     smoke = {"shapes": [[1, 33, 2, 16]], "grouped_shapes": [[1, 20, 1, 2, 16]], "warmup": 1, "repeats": 3}
 
     def __post_init__(self) -> None:
-        check_implementations(self.implementations, IMPLEMENTATIONS)
-        unknown = [name for name in self.operators if name not in OPERATORS]
-        if unknown or not self.operators:
-            raise UserError(f"bench.operators={self.operators}: must be some of {', '.join(OPERATORS)}")
         for name, names in (("shapes", Shape._fields[:2] + Shape._fields[3:]), ("grouped_shapes", Shape._fields)):
             for shape in getattr(self, name):
                 if not isinstance(shape, list) or len(shape) != len(names):
                     raise UserError(f"bench.{name}: {shape} must be [{', '.join(names)}]")
-                counts: dict[str, Any] = {name: shape}
-                check_counts("bench", **counts)
+                check_value(f"bench.{name}", shape, kind=list[int], minimum=1)
         for shape in self.grouped_shapes:
             if shape[3] % shape[2]:
                 raise UserError(f"bench.grouped_shapes: {shape}: {shape[2]} heads must divide {shape[3]}")
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        for name in dict.fromkeys(self.operators):
+        for name in self.operators:
             shapes = [Shape(*shape[:3], *shape[2:]) for shape in self.shapes]
             if name == "gated_delta_rule":
                 shapes += [Shape(*shape) for shape in self.grouped_shapes]
@@ -138,7 +134,7 @@ class Example:
         output_shape = (*shape[:2], shape.num_heads, shape.head_width)
         gradient = torch.randn(output_shape, generator=generator, device=conditions.device)
         self.gradient = gradient.to(conditions.dtype)
-        # Of heads that are independent, with T × T weights each, the first and the last, one at a time.
+        # Of independent heads, with T × T weights each, the first and the last, one at a time.
         last = (shape.batch_size - 1, shape.num_heads - 1)
         self.heads = list(dict.fromkeys([(0, 0), last])) if operator.by_heads else [None]
         self.expected = [self._reference(operator.definition, head) for head in self.heads]
@@ -150,7 +146,7 @@ class Example:
         return [output.detach(), *gradients]
 
     def largest_error(self, results: Sequence[Tensor], precision: str) -> float:
-        """Return the largest relative error of output and gradients; raises GateError for one past the precision's.
+        """Return the largest relative error of output and gradients; raise GateError for one beyond the precision's.
 
         Gradients of gates, which sum over channels, are allowed PART_FACTOR times as much.
         """
@@ -160,7 +156,7 @@ class Example:
                 error = relative_error(_of(computed, head), exact)
                 is_wide = part in ("output", "query", "key", "value")
                 allowed = TOLERANCES[precision] * (1 if is_wide else PART_FACTOR)
-                # Written so that a NaN, which compares false with everything, is an error.
+                # Written so that a NaN fails.
                 if not error <= allowed:
                     words = "output" if part == "output" else f"gradient of {part}"
                     raise GateError(f"{words} is off by {error:.2g}, and {precision} explains {allowed:g}")
@@ -174,8 +170,6 @@ def _of(x: Tensor, head: tuple[int, int] | None) -> Tensor:
 
 
 class OperatorPasses(Passes):
-    """The calls of an implementation on an example."""
-
     def __init__(self, function: Function | Packed, example: Example) -> None:
         self.example, self.is_packed = example, isinstance(function, Packed)
         call = function.function if isinstance(function, Packed) else function

@@ -32,7 +32,7 @@ from attnbench.training.step import Batch, batch_nats, loss_and_gradients
 
 PARAMETERS = "parameters"
 PASSES = {"forward": 1, "total": 3}
-"""Forward, forward with backward, and how many forward passes' operations each has."""
+"""Number of forward passes' operations of each pass."""
 
 UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 
@@ -40,9 +40,9 @@ UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 class ModelsBench(TimedBench):
     """Whole language models of published sizes: milliseconds of a forward pass, and of one with its backward pass.
 
-    Models have initial weights and read random tokens, not compiled. On CUDA each call is replayed as a CUDA graph: the
-    device's work, not how fast the host issues it. The forward pass goes up to the loss and records nothing for a
-    backward pass. Each mixer's model has the feed-forward width that meets softmax's parameters at that size.
+    Models have initial weights and read random tokens, not compiled. On CUDA each call is replayed as a CUDA graph. The
+    forward pass goes up to the loss and records nothing for a backward pass. Each mixer's model has the feed-forward
+    width that meets softmax's parameters at that size.
     """
 
     sizes: list = option(
@@ -54,7 +54,9 @@ class ModelsBench(TimedBench):
         ],
         "[name, width, feed-forward width, layers, heads]",
     )
-    mixers: list = option(["softmax", "flash", "linear", "gated_deltanet"], "names of yamls of attn/")
+    mixers: list[str] = option(
+        ["softmax", "flash", "linear", "gated_deltanet"], "names of yamls of attn/", distinct=True
+    )
     vocabulary_size: int = option(10000, "symbols", minimum=1)
     batch_size: int = option(4, "sequences a step", minimum=1)
     length: int = option(512, "positions", minimum=1)
@@ -88,10 +90,8 @@ class ModelsBench(TimedBench):
 
     def __post_init__(self) -> None:
         self.models = {model.name: model for model in map(_named_size, self.sizes)}
-        given = {"sizes": (self.sizes, self.models), "mixers": (self.mixers, set(map(str, self.mixers)))}
-        for name, (values, different) in given.items():
-            if not values or len(different) < len(values):
-                raise UserError(f"bench.{name}={values}: must name at least one, and none twice")
+        if not self.sizes or len(self.models) < len(self.sizes):
+            raise UserError(f"bench.sizes={self.sizes}: must name at least one, and none twice")
 
     @property
     def mixer_names(self) -> Sequence[str]:
@@ -134,7 +134,7 @@ class ModelsBench(TimedBench):
         yield Measurement(metric=PARAMETERS, value=parameters, unit="", settings=settings)
         for name, call in calls.items():
             times = self._timed(call, device)
-            # Weights are float32 and are read once a pass, their gradients written once.
+            # Weights are float32 and read once a pass, their gradients written once.
             work = Work(PASSES[name] * flops * self.batch_size, 4 * parameters * (1 if name == "forward" else 3))
             yield from time_rows(name, times, settings, work.floor_ms(conditions.ceilings))
 
@@ -143,7 +143,7 @@ class ModelsBench(TimedBench):
             if device.type == "cuda":
                 call = CapturedCall(call)
                 for _ in range(CapturedCall.NUM_WARMUP + 1):
-                    # The last of them is recorded.
+                    # The last one is recorded.
                     call()
             return self.repetition.times(call, device)
 

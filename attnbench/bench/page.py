@@ -19,15 +19,14 @@ from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, print_table
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable
 from attnbench.settings.registry import build, resolve
-from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded, read_object
+from attnbench.settings.untrusted import MAX_YAML_BYTES, parse_yaml, read_bounded, read_object
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Measured:
-    """The runs of one bench."""
-
     bench: type[Bench]
     name: str
     commands: list[str]
@@ -37,19 +36,17 @@ class Measured:
 
     @property
     def layouts(self) -> Sequence[Layout]:
-        """Its tables."""
         return self.bench.layouts_of(self.rows)
 
 
 def is_bench(folder: Path) -> bool:
-    """True for the folder of a run of attnbench bench."""
     path = folder / "config.yaml"
     return path.exists() and "bench" in _content(path)
 
 
 def print_tables(folders: Sequence[Path]) -> None:
     """Print the tables of each bench among the runs, write results.csv into each folder, and list the folders."""
-    # First: rows of several runs may belong into one cell of a table, which is an error.
+    # First, because rows of several runs may collide in a table, which is an error.
     for folder in folders:
         for measured in _measured([folder]):
             write_csv(measured.rows, folder / "results.csv")
@@ -70,11 +67,7 @@ def print_tables(folders: Sequence[Path]) -> None:
 
 
 def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str = "") -> None:
-    """Write README.md, results.csv and environments of runs of one bench.
-
-    Raises:
-        UserError: nothing was measured, or the runs are of several benches.
-    """
+    """Write README.md, results.csv and environments of runs of one bench."""
     runs = list(_measured(folders))
     if len(runs) != 1 or not runs[0].rows:
         names = ", ".join(measured.name for measured in runs)
@@ -107,7 +100,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
 
 
 def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
-    """Describe the ceilings of the roofline; empty where no table has shares of it."""
+    """Describe the ceilings of the roofline; empty if no table has shares of it."""
     if not any(header.endswith("roof") for table in shown for header in table.headers):
         return ""
     values = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}
@@ -126,7 +119,6 @@ def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
 
 
 def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
-    """Read the runs by bench, in the order of the folders."""
     configs = {folder: _config(folder) for folder in folders}
     for name in dict.fromkeys(config["name"] for config in configs.values()):
         runs = {folder: config for folder, config in configs.items() if config["name"] == name}
@@ -142,7 +134,7 @@ def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
 
 
 def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """The cells that a run which was cut off has not finished."""
+    """Yield the cells that an interrupted run has not finished."""
     bench = build(config["target"], config["options"], Bench, group="bench")
     for index, cell in enumerate(bench.cells()):
         if not results_file(folder, config["name"], f"{index:04}").exists():
@@ -160,7 +152,8 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(read_bounded(path, MAX_YAML_BYTES))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from None
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"{path}: cannot be read ({reason}); restore it, or give another folder") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold settings by name")
+        raise UserError(f"{path}: must hold settings by name; restore it, or give another folder")
     return content

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Conditions, TimedBench, check_implementations
+from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Conditions, TimedBench
 from attnbench.bench.operators.language_models import model_of
 from attnbench.bench.profiling.attention import ATTENTIONS, PEAK, GroupedShape, profile_attention
 from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
@@ -63,14 +63,13 @@ SUMMED = {
     "peak_memory_mib": "mib",
     "operator_mflops": "mflops",
 }
-"""Metrics that stand in summary.csv, and their columns there."""
+"""Metrics of summary.csv, and their columns there."""
 
 SUMMARY = (
     *("precision", "subject", "implementation", "sequence_length", "form", "kind", "name"),
     *dict.fromkeys(SUMMED.values()),
     "counted_by",
 )
-"""Columns of summary.csv."""
 
 
 class ProfileBench(TimedBench):
@@ -79,10 +78,13 @@ class ProfileBench(TimedBench):
     Every training step leaves a trace for Perfetto in traces/, and summary.csv has all tables in one.
     """
 
-    implementations: list = option(
+    implementations: list[str] = option(
         ["textbook", "triton"],
         "of attention with shared key/value heads and rotary positions: textbook | sdpa_flash | sdpa_cudnn | triton; "
         "the ratios are to the first; []: none",
+        choices=[*ATTENTIONS],
+        distinct=True,
+        may_be_empty=True,
     )
     batch_size: int = option(1, "of that attention", minimum=1)
     length: int = option(4096, "positions", minimum=1)
@@ -141,7 +143,6 @@ class ProfileBench(TimedBench):
     }
 
     def __post_init__(self) -> None:
-        check_implementations(self.implementations, ATTENTIONS, may_be_empty=True)
         if self.num_heads % self.num_key_value_heads or self.head_width % 2:
             wrong = f"bench.num_key_value_heads={self.num_key_value_heads}, bench.head_width={self.head_width}"
             raise UserError(f"{wrong}: must divide bench.num_heads={self.num_heads}, and be even")

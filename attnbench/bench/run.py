@@ -1,4 +1,4 @@
-"""Runs of attnbench bench: the cells of a bench one after another, each in a results file of its own.
+"""Runs of attnbench bench: cells one after another, each in its own results file.
 
 outputs/benchmark/<bench>/<precision>-<hash>/ config.yaml environment.json train.log results/
 """
@@ -23,7 +23,8 @@ from attnbench.results.job import Job, run_jobs
 from attnbench.results.numbers import format_number
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable
 from attnbench.settings.registry import build, class_named, is_own, resolve
 from attnbench.settings.schema import BenchSettings, MixerSettings
 
@@ -37,11 +38,7 @@ ComposeMixers = Callable[[Sequence[str] | None], list[MixerSettings]]
 
 
 def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
-    """Measure the cells that are not there yet, logging each line as it comes; returns the folder.
-
-    Raises:
-        UserError: the device is not there, or has no such precision; there is nothing to measure, or no such mixer.
-    """
+    """Measure the missing cells, logging each line as it comes; return the folder."""
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.precision, device.type, setting="precision")
     bench = build(settings.target, settings.options, Bench, group="bench")
@@ -70,15 +67,13 @@ def _hash(settings: BenchSettings, precision: str, device: torch.device, mixers:
     code = code_of(targets, ["mixers", "model", "timing"])
     if version := resolve(settings.target, Bench).numbers_version:
         code["bench"] = version
-    # A yaml from elsewhere is edited as its class is.
+    # A user's yaml may change like a class.
     code |= {mixer.name: mixer.options for mixer in mixers if not is_own(class_named(mixer))}
     return hash_with_code([settings.name, settings.target, settings.options, precision, machine(device, ROOT)], code)
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchRun:
-    """One run of a bench, which its jobs share."""
-
     settings: BenchSettings
     bench: Bench
     folder: Path
@@ -101,7 +96,6 @@ class BenchJob(Job):
 
     @property
     def results(self) -> Path:
-        """One file a cell, all of one identity."""
         return results_file(self.folder, self.evaluation, self.name)
 
     def columns(self) -> dict[str, Any]:
@@ -124,15 +118,13 @@ class BenchJob(Job):
         return self.given.stamp
 
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
-        """Write a row; implementation and backend stand in its columns, as in every other row."""
+        """Write a row; implementation and backend are columns, as in every other row."""
         settings = dict(measurement.settings)
         variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
         return writer.write(replace(measurement, settings=settings), variant, backend)
 
 
 class CeilingsJob(BenchJob):
-    """The ceilings of the device, which every cell's roofline needs."""
-
     def __init__(self, given: BenchRun) -> None:
         super().__init__(given, "ceilings", "ceilings of the device")
 
@@ -155,7 +147,7 @@ class CeilingsJob(BenchJob):
 
 
 class CellJob(BenchJob):
-    """One cell; a line of the log for each implementation, as soon as it has all its rows."""
+    """One cell, with a line of the log for each implementation once it has all its rows."""
 
     def __init__(self, given: BenchRun, index: int, cell: dict[str, Any]) -> None:
         super().__init__(given, f"{index:04}", cell_label(cell))

@@ -1,4 +1,4 @@
-"""Training steps of a probe's small models, alone and in stacks: up to which size another training costs less."""
+"""Training steps of a probe's small models, alone and in stacks."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from attnbench.mixers.base import Mixer
 from attnbench.model.building import build_model
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.check import check_counts
+from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 from attnbench.settings.registry import resolve
@@ -35,18 +35,22 @@ NAMES = ("length", "pairs", "width", "batch_size", "vocabulary_size")
 class StacksBench(TimedBench):
     """Training steps of a probe's small models, alone and in stacks: forward, backward, clipping, update.
 
-    A stack of one is a training alone, as every probe's is where no stack is asked for. Tokens are random. On a GPU all
-    steps are replayed as CUDA graphs, as in training.
+    A stack of one is a training alone. Tokens are random. On a GPU all steps are replayed as CUDA graphs, as in
+    training.
     """
 
     tasks: list = option(
         [[32, 4, 32, 64, 64], [64, 4, 64, 256, 8192], [256, 16, 64, 256, 8192], [512, 64, 64, 128, 8192]],
         "[length, pairs, width, sequences a step, symbols]: recall's presets small and zoology",
     )
-    stacks: list[int] = option([1, 2, 3, 5, 10, 20], "trainings in a stack; 1 is a training alone", minimum=1)
-    mixers: list = option(["softmax", "linear", "gated_deltanet"], "names of yamls of attn/")
+    stacks: list[int] = option(
+        [1, 2, 3, 5, 10, 20], "trainings in a stack; 1 is a training alone", distinct=True, minimum=1
+    )
+    mixers: list[str] = option(["softmax", "linear", "gated_deltanet"], "names of yamls of attn/", distinct=True)
     num_layers: int = option(2, "of each model, which has one head and no feed-forward", minimum=1)
-    compiled: list[bool] = option([False], "true: a training alone through torch.compile, which takes some ten seconds")
+    compiled: list[bool] = option(
+        [False], "true: a training alone through torch.compile, which takes some ten seconds", distinct=True
+    )
     repeats, max_seconds = 30, 3
 
     layouts = tuple(
@@ -69,13 +73,10 @@ class StacksBench(TimedBench):
     }
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "stacks", "mixers", "compiled"):
-            if not getattr(self, name):
-                raise UserError(f"bench.{name}=[]: must name at least one")
         for task in self.tasks:
             if not isinstance(task, list) or len(task) != len(NAMES):
                 raise UserError(f"bench.tasks: {task} must be [{', '.join(NAMES)}]")
-            check_counts("bench", tasks=task)
+            check_value("bench.tasks", task, kind=list[int], minimum=1)
 
     @property
     def mixer_names(self) -> Sequence[str]:
@@ -132,14 +133,14 @@ def _member(
         torch.ones(batch_size, pairs, device=device),
         random(batch_size, pairs, below=length),
     )
-    # A step makes no difference to the time of the next: the rate is small, so that nothing diverges meanwhile.
+    # The rate is small, so that nothing diverges meanwhile.
     train = TrainSettings(num_steps=10**6, batch_size=batch_size, learning_rate=1e-4 * (1 + seed), compile=False)
     built.train()
     return Member(state=TrainState.fresh(built), batches=lambda _: batch, settings=train, num_steps=10**6, hooks=[])
 
 
 def _error(stacked: Sequence[Member], alone: Sequence[Member], conditions: Conditions) -> float:
-    """Compare the first losses and gradient norms of a stack with those of each alone, relative to the latter."""
+    """Compare the first losses and gradient norms of a stack with those of each training alone."""
     reports = Stack(stacked, conditions.precision).step(stacked) if len(stacked) > 1 else {}
     errors = []
     for one, single in zip(stacked, alone, strict=True):
@@ -154,7 +155,6 @@ def _error(stacked: Sequence[Member], alone: Sequence[Member], conditions: Condi
 
 
 def _step(members: Sequence[Member], conditions: Conditions, compiled: bool) -> Callable[[], object]:
-    """Return the step that trains them: of one alone that of `loop.train`."""
     captured = conditions.device.type == "cuda"
     if len(members) > 1:
         stack = Stack(members, conditions.precision, captured=captured)

@@ -1,4 +1,4 @@
-"""A bench's rows as tables: lines by shape, columns by implementation, for a terminal and for a page."""
+"""A bench's rows as tables: lines by shape, columns by implementation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from attnbench.settings.errors import UserError
 
 WIDTH = 79
 GAP = 3
-"""Columns of a terminal between two of a table."""
+"""Columns of a terminal between two columns of a table."""
 
 STATUSES = {"out_of_memory": "no memory", "unsupported": NOTHING}
 """Statuses in the words of a cell; the reasons stand below the table."""
 
 APART = ("implementation", "backend", "precision", "pass", "numerator", "denominator")
-"""Settings that never become labels of a line, besides those that a layout names."""
+"""Settings that never label a line, besides those that a layout names."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -39,22 +39,20 @@ class Values:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Layout:
-    """One table of a bench."""
-
     title: str
     lines: tuple[str, ...]
     """Settings that tell its lines apart."""
     values: tuple[Values, ...]
     columns: str = "implementation"
-    """The setting that tells the columns of the same values apart; empty where there is one column of each."""
+    """The setting that tells the columns of the same values apart; empty: one column of each."""
     headers: dict[str, str] = field(default_factory=dict)
-    """Text above `lines` where it is not the setting's name."""
+    """Text above `lines` other than the setting's name."""
     on_page_alone: bool = False
     """Left out on a terminal, for its length."""
 
 
 def tables(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Table]:
-    """Make a table for each layout that has rows; rows of several runs are labelled by the settings that differ.
+    """Make a table for each layout that has rows; settings that differ between runs label the lines.
 
     Raises:
         UserError: two rows belong into one cell.
@@ -67,7 +65,7 @@ def tables(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Tab
 
 
 Column = tuple[int, Any]
-"""Index of its `Values` in the layout, and the name that `columns` has."""
+"""Index of its `Values` in the layout, and the value of `columns`."""
 
 
 def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> Table:
@@ -110,7 +108,7 @@ def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> T
 
 
 def _lead(lines: Sequence[Sequence[ResultRow]]) -> str:
-    """Say which times of a table belong to several sittings; empty for one sitting."""
+    """Name the times of a table that belong to several sittings; empty for one sitting."""
 
     def sittings(line: Sequence[ResultRow]) -> list[str]:
         measured = [(row, row.measurement) for row in line if row.measurement.value is not None]
@@ -130,7 +128,7 @@ def _settings(row: ResultRow) -> dict[str, Any]:
 
 
 def _differing(entries: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
-    """Settings that are no line and no column of this layout, and that differ between its rows."""
+    """Return settings that are no line and no column of this layout, and that differ between its rows."""
     known = {*layout.lines, layout.columns, *APART, *(name for values in layout.values for name in values.where)}
     names = dict.fromkeys(name for settings in entries for name in settings if name not in known)
     return [name for name in names if len({settings.get(name) for settings in entries}) > 1]
@@ -184,7 +182,7 @@ def _columns(table: Table, indices: Sequence[int]) -> Table:
 
 
 def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:
-    """List why numbers are missing: a line for each reason, with its implementations and number of cells."""
+    """List reasons for missing numbers, each with its implementations and number of cells."""
     shown = {values.metric for layout in layouts for values in layout.values}
     cells: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:

@@ -179,7 +179,8 @@ def main() -> None:
         sys.argv = [f"attnbench {name}", *words]
         COMMANDS[name]()
     else:
-        from attnbench.settings.errors import did_you_mean, printable
+        from attnbench.settings.errors import did_you_mean
+        from attnbench.settings.escape import printable
 
         print(
             f"error: {printable(name)}: no such command{did_you_mean(name, COMMANDS)}; attnbench alone lists them",

@@ -23,8 +23,8 @@ from attnbench.cli.mistakes import explain
 from attnbench.cli.mixer import read_mixer
 from attnbench.cli.reading import read_settings
 from attnbench.settings.errors import UserError
+from attnbench.settings.paths import user_path
 from attnbench.settings.schema import CONF, MixerSettings, RunSettings
-from attnbench.settings.text import user_path
 
 MAX_WORD_CHARACTERS = 2**14
 """Longest word of a command line: Hydra's parser takes a second for each hundred thousand characters."""

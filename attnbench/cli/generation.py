@@ -23,9 +23,11 @@ from attnbench.model.sampling import FiniteSampling, Writer, check_states, write
 from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable_text
 from attnbench.settings.hybrid import backends_of, parts_of
+from attnbench.settings.paths import user_path
 from attnbench.settings.schema import GenerationSettings, RunSettings
-from attnbench.settings.text import printable_text, read_bounded, user_path
+from attnbench.settings.untrusted import read_bounded
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
 

@@ -27,9 +27,9 @@ from attnbench.cli.sweeps import JobOutcome, SweepOutcomes
 from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
 from attnbench.results.row_files import begin_sitting
-from attnbench.settings.errors import Interrupted, UserError, mendable, printable
+from attnbench.settings.errors import Interrupted, UserError, mendable
+from attnbench.settings.escape import OneLine, printable
 from attnbench.settings.schema import CONF
-from attnbench.settings.text import OneLine
 
 log = logging.getLogger(__name__)
 

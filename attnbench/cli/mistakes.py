@@ -10,7 +10,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from attnbench.cli.help import commands_with
 from attnbench.cli.sweeps import SUBMITIT
 from attnbench.settings.check import setting_of
-from attnbench.settings.errors import did_you_mean, mendable, printable
+from attnbench.settings.errors import did_you_mean, mendable
+from attnbench.settings.escape import printable
 from attnbench.settings.schema import CONF
 
 EXPECTED = (HydraException, OmegaConfBaseException)

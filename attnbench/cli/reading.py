@@ -31,7 +31,7 @@ from attnbench.settings.schema import (
     GenerationSettings,
     RunSettings,
 )
-from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
+from attnbench.settings.untrusted import MAX_YAML_BYTES, parse_yaml, read_bounded
 
 log = logging.getLogger(__name__)
 

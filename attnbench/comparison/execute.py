@@ -26,7 +26,7 @@ from attnbench.results.folder import holding
 from attnbench.results.job import Job, run_jobs
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
-from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
+from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
 from attnbench.training.checkpoint import is_final
 from attnbench.training.follow import follow
 from attnbench.training.job import TrainingJob

@@ -21,9 +21,9 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
+from attnbench.settings.escape import without_paths
 from attnbench.settings.finding import FindingSettings, FindingsSettings
 from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
-from attnbench.settings.text import without_paths
 from attnbench.verdict.bounds import NOT_RUN
 from attnbench.verdict.claims import Decision, decide, variant_at
 

@@ -18,8 +18,9 @@ from attnbench.results.protocol import protocol_id
 from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.seed_blocks import check_blocks, outside_blocks, read_blocks
 from attnbench.settings.errors import UserError
+from attnbench.settings.escape import without_paths
 from attnbench.settings.schema import SELECTION_SEED
-from attnbench.settings.text import read_object, without_paths
+from attnbench.settings.untrusted import read_object
 from attnbench.verdict.family import check_family
 
 log = logging.getLogger(__name__)

@@ -33,15 +33,9 @@ from attnbench.results.job import Job, measured_by
 from attnbench.results.row_files import parse_results, read_results
 from attnbench.results.rows import IMPORTED, MAX_NUMBER, Measurement, ResultRow
 from attnbench.settings.errors import UserError
+from attnbench.settings.escape import without_paths
 from attnbench.settings.schema import MAX_VARIANTS, ComparisonSettings
-from attnbench.settings.text import (
-    MAX_JSON_BYTES,
-    parse_json,
-    parse_yaml,
-    read_bounded,
-    read_bounded_bytes,
-    without_paths,
-)
+from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded, read_bounded_bytes
 from attnbench.training.job import TrainingJob
 from attnbench.verdict.axes import axes, is_chance
 

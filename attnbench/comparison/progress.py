@@ -18,8 +18,8 @@ from attnbench.machine.processes import Outcome
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
 from attnbench.results.rows import TEST_OF_BEST, Measurement
-from attnbench.settings.errors import printable
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded
+from attnbench.settings.escape import printable
+from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.hooks import duration
 from attnbench.training.job import TrainingJob
 

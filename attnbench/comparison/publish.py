@@ -28,8 +28,9 @@ from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import is_search, same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
+from attnbench.settings.escape import markdown_text, without_paths
 from attnbench.settings.finding import FindingSettings
-from attnbench.settings.text import markdown_text, read_object, without_paths
+from attnbench.settings.untrusted import read_object
 from attnbench.verdict.bounds import NOT_RUN
 from attnbench.verdict.claims import Decision, decide
 from attnbench.verdict.factorial import Factorial

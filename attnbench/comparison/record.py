@@ -14,7 +14,8 @@ from attnbench.results.files import replace_file
 from attnbench.results.job import Job
 from attnbench.results.row_files import started_at
 from attnbench.results.rows import TRAINING
-from attnbench.settings.text import read_object, without_paths
+from attnbench.settings.escape import without_paths
+from attnbench.settings.untrusted import read_object
 from attnbench.verdict.frozen import imported_cells
 
 

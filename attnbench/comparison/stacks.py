@@ -17,7 +17,7 @@ from attnbench.machine.environment import device_name
 from attnbench.results.files import replace_file
 from attnbench.results.job import Job
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import read_object
+from attnbench.settings.untrusted import read_object
 
 GPUS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 """GPUs measured by bench=stacks for the numbers below."""

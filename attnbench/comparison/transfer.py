@@ -15,7 +15,8 @@ import yaml
 from attnbench.comparison.freeze import FREEZE
 from attnbench.results.files import read_json_lines, replace_file, to_line
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, parse_yaml, read_bounded, without_paths
+from attnbench.settings.escape import without_paths
+from attnbench.settings.untrusted import MAX_JSON_BYTES, open_regular, parse_json, parse_yaml, read_bounded
 
 CELLS = "cells.jsonl.gz"
 """Name of such a file beside a published page, or in the folder of a finding."""

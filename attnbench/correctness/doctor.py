@@ -37,7 +37,8 @@ from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, USUAL
 from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
-from attnbench.settings.errors import UserError, line_beside, one_line, printable
+from attnbench.settings.errors import UserError, line_beside, one_line
+from attnbench.settings.escape import printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 

@@ -26,8 +26,8 @@ from attnbench.data.wikitext import find_wikitext2
 from attnbench.results.corpora import corpus_name
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
+from attnbench.settings.paths import user_path
 from attnbench.settings.schema import DataSettings
-from attnbench.settings.text import user_path
 
 NATS_OF_A_BYTE = math.log(256)
 """Charge for each byte of an unknown character: a guess among all bytes."""

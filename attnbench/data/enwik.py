@@ -7,7 +7,7 @@ from pathlib import Path
 from attnbench.data.pieces import Text, read_utf8
 from attnbench.data.texts import CorpusSource, Texts, naming, parts_of
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import open_regular
+from attnbench.settings.untrusted import open_regular
 
 FILES = {
     "enwik8": "57b8363b814821dc9d47aa4d41f58733519076b2",

@@ -30,7 +30,8 @@ from attnbench.data.tokenizer import Tokenizer
 from attnbench.machine.locks import folder_lock
 from attnbench.results.files import replace_file, sync
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import read_object, user_path
+from attnbench.settings.paths import user_path
+from attnbench.settings.untrusted import read_object
 
 log = logging.getLogger(__name__)
 

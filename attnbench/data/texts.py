@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from attnbench.data.pieces import PIECE_BYTES, Text, is_blank, joined, read_utf8, whole_characters
 from attnbench.data.shards import kept_path
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import open_regular
+from attnbench.settings.untrusted import open_regular
 
 SPLITS = ("train", "validation", "test")
 MAX_TEXT_BYTES = 64 * 2**30

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """Last symbol of a vocabulary of characters, for characters that the train split lacks."""

@@ -10,7 +10,7 @@ from attnbench.data.hub import download, find_hub, unreachable
 from attnbench.data.pieces import Text
 from attnbench.data.texts import SPLITS, CorpusSource, Texts, naming, read_splits, split_files
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import open_regular
+from attnbench.settings.untrusted import open_regular
 
 REPOSITORY = "Salesforce/wikitext"
 FOLDERS = {"raw": "wikitext-2-raw-v1", "v1": "wikitext-2-v1"}

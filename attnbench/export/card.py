@@ -9,10 +9,9 @@ from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.numbers import format_interval, format_number
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, to_markdown
-from attnbench.settings.errors import printable
+from attnbench.settings.escape import markdown_text, printable, without_paths
 from attnbench.settings.hybrid import classes_of
 from attnbench.settings.schema import ExportSettings, RunSettings
-from attnbench.settings.text import markdown_text, without_paths
 from attnbench.verdict.axes import axes
 from attnbench.verdict.summary import primary_metrics
 
@@ -47,7 +46,6 @@ def model_card(
     settings: ExportSettings,
     num_parameters: int,
 ) -> str:
-    """Return the README.md of an exported run."""
     corpus, tokenizer = markdown_text(record.corpus), tokenizer_of(record)
     others = " and one symbol for all others" if tokenizer.num_writable < tokenizer.size else ""
     model = [
@@ -79,7 +77,6 @@ def model_card(
 
 
 def _scores(rows: Sequence[ResultRow], checkpoint: str) -> str:
-    """Return a table of each evaluation's primary metric."""
     known = primary_metrics(dict.fromkeys(row.identity.evaluation for row in rows))
     lines = []
     for row in rows:

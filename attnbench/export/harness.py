@@ -68,18 +68,10 @@ class AttnbenchLM(LM):
         batch_size: windows at a time, or auto.
         max_batch_size: most windows at a time with batch_size=auto.
         seed: of sampled text; request n (from 0) uses seed + n, as attnbench generate would.
-
-    Raises:
-        UserError: there is no such run, it cannot run here, or an illegal argument.
     """
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
-        """Create the model from the harness's own arguments and those of `--model_args`.
-
-        Raises:
-            UserError: an unknown or repeated argument; as for the class.
-        """
         own = {name: value for name, value in (additional_config or {}).items() if value is not None}
         for name, value in arg_dict.items():
             if name in own:
@@ -131,7 +123,7 @@ class AttnbenchLM(LM):
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return (log p in nats, is greedy) of each (context, continuation)."""
         windows = [window for index, request in enumerate(requests) for window in self._windows(index, *request.args)]
-        # Longest first, so that batches need little padding after the ends, where nothing is scored.
+        # Longest first, so that batches need little padding after the ends.
         windows.sort(key=lambda window: -len(window.inputs_T))
         nats, is_greedy = [0.0] * len(requests), [True] * len(requests)
         with device_lock(self._device, shared=True):
@@ -199,11 +191,8 @@ class AttnbenchLM(LM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text after each context, up to its first stop string, greedy or, with do_sample, sampled.
 
-        The last `window` tokens of the context are read; the text may be longer. Each request has its own random
-        numbers.
-
-        Raises:
-            UserError: an unknown option or illegal value, before anything is generated.
+        The last `window` tokens of the context are read; the text may be longer. Options are checked before anything is
+        generated.
         """
         for request in requests:
             for name, value in request.args[1].items():
@@ -236,7 +225,7 @@ class AttnbenchLM(LM):
         with computing(self.record.precision, self._device):
             tokens = continuation(self.model, context_T[None], num_tokens, sampling, self.record.precision)
             for token_B in sampling.checked(tokens, self.record.precision):
-                # All of them are decoded again, because a token may be a part of a character.
+                # All of them are decoded again: a token may be a part of a character.
                 token_ids += token_B.tolist()
                 written = self.tokenizer.decode(token_ids)
                 ends = [at for at in (written.find(stop) for stop in stops if stop) if at >= 0]

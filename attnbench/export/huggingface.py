@@ -32,9 +32,9 @@ from attnbench.results.row_tables import write_csv
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import parts_of
+from attnbench.settings.paths import user_path
 from attnbench.settings.registry import class_named, resolve
 from attnbench.settings.schema import ExportSettings, MixerSettings, RunSettings
-from attnbench.settings.text import user_path
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
 
@@ -44,10 +44,8 @@ MODELING, MIXERS = "attnbench.export.modeling", "attnbench.export.mixers"
 
 
 def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
-    """Export a run to a temporary folder, rename that to its target, and return the target.
-
-    Args:
-        trained: the settings in the run's config.yaml.
+    """Export a run to a temporary folder, rename that to its target, and return the target; `trained` is the run's
+    config.yaml.
 
     Raises:
         UserError: the target is not empty, the training is not finished, weights are not finite, or a mixer cannot be
@@ -129,14 +127,12 @@ def in_torch(mixer: MixerSettings) -> MixerSettings:
 
 
 def source_files(mixers: Sequence[MixerSettings]) -> dict[str, str]:
-    """Return the model's Python files, text by name."""
     targets = list(dict.fromkeys(mixer.target for mixer in mixers))
     own = frozenset({"attnbench", *(target.partition(".")[0] for target in targets)})
     return copied_sources({MODELING: read_source(MODELING), MIXERS: _table(targets)}, own)
 
 
 def _table(targets: Sequence[str]) -> str:
-    """Return the module that names the mixers of one model."""
     names = [target.rpartition(".")[2] for target in targets]
     if len(set(names)) < len(names):
         raise UserError(f"attn: two mixers of one model have the class name {max(names, key=names.count)}; rename one")
@@ -167,7 +163,6 @@ def configuration(record: ModelRecord) -> dict[str, Any]:
 
 
 def _options(mixer: MixerSettings, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a mixer's constructor."""
     wanted = inspect.signature(resolve(mixer.target, Mixer)).parameters
     return {**{name: value for name, value in sizes.items() if name in wanted}, **mixer.options}
 
@@ -179,7 +174,6 @@ def generation(record: ModelRecord) -> dict[str, Any]:
 
 
 def _licence() -> str:
-    """Return the licence, from the checkout or the installed package."""
     path = ROOT / "LICENSE"
     if is_checkout(ROOT) and path.is_file():
         return path.read_text(encoding="utf-8")

@@ -7,13 +7,13 @@ import argparse
 import sys
 from importlib import util
 
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable
 
 MODEL = "attnbench"
 
 
 def main() -> None:
-    """Run the harness's command line."""
     if util.find_spec("lm_eval") is None:
         raise SystemExit("error: lm-evaluation-harness is not installed; run: pip install 'lm-eval>=0.4.13,<0.5'")
     # The harness fills its list of models only while it is empty.

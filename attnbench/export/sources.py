@@ -33,8 +33,7 @@ HEADER, LICENSED = "# {}, as far as this model runs it.", " attnbench's, under t
 class Group:
     """A definition in a file or class, with the string that documents it, and its torch form.
 
-    Args:
-        is_member: of a class; a class inside a class is copied as a whole.
+    A class inside a class (`is_member`) is copied as a whole.
     """
 
     def __init__(self, statements: list[ast.stmt], form: TorchForm, *, is_member: bool = False) -> None:
@@ -110,12 +109,7 @@ class Source:
         return self.called[class_name]
 
     def text(self, names: set[str], mentioned: set[str], flat: dict[str, str]) -> str:
-        """Return the exported file.
-
-        Args:
-            names: needed definitions of this file.
-            flat: file name by copied module.
-        """
+        """Return the exported file with the needed definitions `names`; `flat` has file names by copied module."""
         kept = [group for group in self.groups if self.is_kept(group, names)]
         used = names_in([it for group in kept for it in self.torch_form(group, mentioned)]) - set(self.definitions)
         licence = LICENSED if self.name.partition(".")[0] == ROOT else ""
@@ -125,7 +119,6 @@ class Source:
         return "\n".join([*head, "", *self._import_lines(used, flat), *written]) + "\n"
 
     def _import_lines(self, used: set[str], flat: dict[str, str]) -> list[str]:
-        """Return the imports of these names, copied files last."""
         lines, named = [], dict[str, list[str]]()
         for local, (module, name) in self.imports.items():
             if local not in used:
@@ -166,7 +159,6 @@ class Source:
         return [" " * indent + line for line in ast.unparse(ast.fix_missing_locations(statement)).splitlines()]
 
     def _head(self, definition: ast.FunctionDef | ast.ClassDef) -> list[str]:
-        """Return the lines of a definition above its body."""
         first = definition.body[0]
         return self.lines[first_line(definition) - 1 : first_line(first) - 1 - len(self._above(first))]
 
@@ -188,9 +180,6 @@ def copied_sources(roots: dict[str, str], own: frozenset[str]) -> dict[str, str]
     Args:
         roots: text by name of modules that are copied as a whole: `attnbench.export.modeling`.
         own: root packages that are copied.
-
-    Raises:
-        UserError: a definition imports something forbidden outside a function.
     """
     sources = {name: Source(name, text, own) for name, text in roots.items()}
     wanted = {name: set(source.definitions) for name, source in sources.items()}
@@ -221,11 +210,7 @@ def _source(module: str, sources: dict[str, Source], own: frozenset[str]) -> Sou
 
 def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str, str | None]:
     """Return the module that defines an imported name, and import it from there, so that files that only pass it on are
-    not copied.
-
-    Raises:
-        UserError: the import is forbidden or cannot be resolved.
-    """
+    not copied."""
     module, name_there = source.imports[name]
     own, full_name = source.form.own, module if name_there is None else f"{module}.{name_there}"
     if not source.form.may_import(full_name):
@@ -255,7 +240,6 @@ def file_of(module: str) -> str:
 
 
 def read_source(module: str) -> str:
-    """Return the source of a module without running it; raise UserError if it has none."""
     spec = importlib.util.find_spec(module)
     path = Path(spec.origin if spec is not None and spec.origin is not None else "")
     if path.suffix != ".py":

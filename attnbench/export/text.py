@@ -20,8 +20,8 @@ def encode(tokenizer: Tokenizer, text: str) -> Tensor:
 
 
 def split(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[Tensor, Tensor]:
-    """Return the tokens of a context and of its continuation, split where the joint tokens differ from the context's
-    own; a piece across the boundary belongs to the continuation."""
+    """Return the tokens of a context and of its continuation, which begins where the joint tokens differ from the
+    context's own."""
     alone_T, whole_T = encode(tokenizer, context), encode(tokenizer, context + continuation)
     size = min(len(alone_T), len(whole_T))
     num_common = int((alone_T[:size] == whole_T[:size]).long().cumprod(0).sum())
@@ -29,16 +29,13 @@ def split(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[Tensor
 
 
 def extra_nats(tokenizer: Tokenizer, text: str) -> float:
-    """Return the nats of a text beyond those of its tokens: log 256 for each byte without a token.
-
-    These are the bytes of unknown characters; with them the probabilities of all texts sum up to at most 1.
-    """
+    """Return the nats of a text beyond those of its tokens: log 256 for each byte of unknown characters, so that the
+    probabilities of all texts sum up to at most 1."""
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     return BYTE_NATS * int(num_bytes - tokenizer.num_bytes_V[tokenizer.encode(text)].sum())
 
 
 def first_context(tokenizer: Tokenizer) -> str:
-    """Return the text before the first character of a document: a line feed, a space, or the unknown symbol, whichever
-    is known first."""
+    """Return the text before a document: a line feed, a space, or the unknown symbol, whichever is known first."""
     unknown = tokenizer.decode([tokenizer.size - 1])
     return next((text for text in FIRST_CONTEXTS if not extra_nats(tokenizer, text)), unknown)

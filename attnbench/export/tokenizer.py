@@ -8,8 +8,7 @@ from attnbench.data.tokenizer import Characters, Tokenizer
 from attnbench.settings.errors import UserError
 
 OTHERWISE = tuple(map(chr, range(0xE000, 0xF900)))
-"""Names of the unknown symbol if the corpus contains its own: characters for private use, so that every text has the
-same tokens."""
+"""Names of the unknown symbol if the corpus contains its own: characters for private use."""
 
 EMPTY = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
@@ -35,7 +34,6 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def content_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the content of tokenizer.json; raise UserError for an unknown kind of tokenizer."""
     if isinstance(tokenizer, Bpe):
         return tokenizer.content
     if isinstance(tokenizer, Characters):
@@ -60,7 +58,6 @@ def _characters(tokenizer: Characters) -> dict[str, Any]:
 
 
 def _bytes() -> dict[str, Any]:
-    """Byte-pair encoding without pairs."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         **EMPTY,

@@ -12,7 +12,7 @@ BACKEND = "torch"
 KERNELS = "triton"
 """Name of the packages of ops/ that hold Triton kernels."""
 RECURRENCE, OF_KERNELS = "Recurrence", ("packed", "backends")
-"""Class of attnbench.ops whose calls lose these keywords, which are for kernels alone."""
+"""Class of attnbench.ops whose calls lose these keywords."""
 LIBRARIES = ("torch", "transformers")
 """Packages that an exported file may import, in addition to Python's own library and copied modules."""
 BLOCKS = ("body", "orelse", "finalbody")
@@ -22,11 +22,7 @@ NAMESPACE = "attnbench::"
 
 
 class TorchForm(ast.NodeTransformer):
-    """Conversion of a definition to its torch form.
-
-    Args:
-        own: root packages whose modules are copied.
-    """
+    """Conversion of a definition to its torch form; `own` are root packages whose modules are copied."""
 
     def __init__(self, own: frozenset[str]) -> None:
         self.own = own

@@ -23,7 +23,8 @@ from typing import Any, Generic, Self, TypeVar
 from attnbench.machine.child import Child, cause_of_death
 from attnbench.machine.signals import SIGNALS, lasting_streams
 from attnbench.settings.errors import Interrupted, UserError
-from attnbench.settings.text import OneLine, unlinked_log
+from attnbench.settings.escape import OneLine
+from attnbench.settings.paths import unlinked_log
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from attnbench.settings.errors import Interrupted, UserError, mendable, printable
+from attnbench.settings.errors import Interrupted, UserError, mendable
+from attnbench.settings.escape import printable
 
 Value = TypeVar("Value")
 

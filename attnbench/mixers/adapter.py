@@ -56,10 +56,9 @@ class Adapter(Mixer):
         """Copy parameters and buffers of a new layer, built with torch's generator seeded as this one was."""
         fresh = self._fresh(generator.initial_seed())
         with torch.no_grad():
-            for (_, mine), (_, other) in zip(self.inner.named_parameters(), fresh.named_parameters(), strict=True):
-                mine.copy_(other)
-            for (_, mine), (_, other) in zip(self.inner.named_buffers(), fresh.named_buffers(), strict=True):
-                mine.copy_(other)
+            mine, other = ([*layer.parameters(), *layer.buffers()] for layer in (self.inner, fresh))
+            for ours, new in zip(mine, other, strict=True):
+                ours.copy_(new)
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         if state is not None:

@@ -35,7 +35,7 @@ from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings, ModelSettings, setting
-from attnbench.settings.text import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
+from attnbench.settings.untrusted import MAX_JSON_BYTES, open_regular, parse_json, read_bounded
 
 FORMAT = 1
 

@@ -15,7 +15,7 @@ from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_search
 from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
-from attnbench.settings.text import read_object
+from attnbench.settings.untrusted import read_object
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of, judge_control
 from attnbench.verdict.family import name_family
@@ -275,10 +275,7 @@ def _about(*, purpose: str, plots: list[list[str]], primary: dict[str, Any] | No
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:
     stamps: dict[str, dict[str, Any]] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("environment*.json"))):
-        try:
-            stamp = read_object(path)
-        except UserError as error:
-            raise UserError(f"{error}; you may remove the file: the report then names its fingerprint only") from None
+        stamp = read_object(path, "you may remove the file: the report then names its fingerprint only")
         stamps[environment_id(stamp)] = stamp
     return {name: stamps.get(name) for name in dict.fromkeys(row.identity.environment for row in rows)}
 

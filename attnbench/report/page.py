@@ -30,7 +30,7 @@ from attnbench.results.corpora import as_measured, split_name
 from attnbench.results.files import replace_file
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import TRAINING
-from attnbench.settings.text import unlinked
+from attnbench.settings.paths import unlinked
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, to_rows
@@ -43,12 +43,7 @@ MIXED_COMMITS = "Mixed commits: these numbers come from several versions of the 
 def write_report(folder: Path, *, target: Path | None = None, inputs: Inputs | None = None) -> Path:
     """Write index.html, results.csv and figures/ of an experiment or run; return the path of index.html.
 
-    Args:
-        target: folder to write; None: report/ in `folder`.
-        inputs: of `folder`, where they are read already.
-
-    Raises:
-        UserError: no rows, an unreadable file, or rows that do not fit into one report.
+    `inputs` are those of `folder`, if already read.
     """
     inputs = read_inputs(folder) if inputs is None else inputs
     target = folder / "report" if target is None else target

@@ -16,8 +16,10 @@ from attnbench.results.pruning import LOST, Pruning, plan_pruning, remove
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable
 from attnbench.settings.schema import SELECTION_SEED, STATUSES, RunsSettings
+from attnbench.verdict.axes import grouped
 
 MIB = 2**20
 HALF_A_YEAR = 183 * 86400
@@ -25,11 +27,7 @@ MAX_NOTES = 10
 
 
 def show_runs(settings: RunsSettings) -> Path:
-    """List, compare or remove runs; return the outputs folder.
-
-    Raises:
-        UserError: an unknown run, unreadable files, a comparison of a run with itself, or a failed removal.
-    """
+    """List, compare or remove runs; return the outputs folder."""
     outputs, filters = Path(settings.outputs_dir), settings.filters()
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
     runs = keep(find_runs(outputs, filters.get("experiments")), filters)
@@ -64,10 +62,7 @@ def _print_columns(tables: Iterable[Table]) -> None:
 
 
 def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
-    """Return a table of experiments, sorted by last change; `in_full` is for programs."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.experiment, []).append(run)
+    groups = grouped(runs, lambda run: run.experiment)
     states = [status for status in STATUSES[1:] if in_full or any(run.status == status for run in runs)]
     ordered = sorted(groups.items(), key=lambda entry: max(run.modified for run in entry[1]))
     lines = [
@@ -88,10 +83,7 @@ def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
 
 
 def list_tables(runs: Sequence[Run]) -> list[Table]:
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        kind, corpus = _kind(run), _corpus(run)
-        groups.setdefault((run.experiment, f"{kind}, {corpus}" if corpus else kind), []).append(run)
+    groups = grouped(runs, lambda run: (run.experiment, ", ".join(filter(None, (_kind(run), _corpus(run))))))
     if not groups:
         return [Table(headers=["run"], lines=[], notes=["No run matches."])]
     return [_list(f"{experiment}: {kind}", group) for (experiment, kind), group in groups.items()]
@@ -221,7 +213,6 @@ def _prune(
 
 
 def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool = False) -> Table:
-    """Return a table of the folders to remove; notes name the loss and the folders that stay."""
     is_whole = kind in ("unfinished", "failed")
     lines = [
         [

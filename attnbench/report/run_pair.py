@@ -11,7 +11,7 @@ from attnbench.results.rows import ResultRow
 from attnbench.results.runs import Run
 from attnbench.results.tables import NOTHING, Table, read_folders, sittings_line
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_bounded
+from attnbench.settings.untrusted import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_bounded
 from attnbench.verdict.axes import axes
 
 MAX_CHARACTERS = 60
@@ -28,7 +28,6 @@ def score_text(row: ResultRow, *, in_full: bool = False) -> str:
 
 
 def comparison_tables(first: Run, second: Run, *, in_full: bool = False) -> list[Table]:
-    """Return a table of the settings that differ, and a table of the scores of each evaluation."""
     pair = (first, second)
     names = [run.hash if first.hash != second.hash else str(run.folder) for run in pair]
     settings = [_described(run) for run in pair]
@@ -61,7 +60,7 @@ def _described(run: Run) -> dict[str, str]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UserError(
-            f"compare: {run.folder}: its config.yaml or environment.json cannot be read ({reason})"
+            f"compare: {run.folder}: its config.yaml or environment.json cannot be read ({reason}); name another run"
         ) from None
     flat = {**_flat(config, ""), **(_flat(environment, "environment.") if environment is not None else {})}
     return {name: text for name, text in flat.items() if name not in NAMES_RUN}

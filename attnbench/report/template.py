@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from attnbench.report.sections import evaluations as sections
 from attnbench.report.sections import words
-from attnbench.settings.errors import printable
+from attnbench.settings.escape import printable
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from attnbench.report.sections.answer import sentences
 from attnbench.results.rows import TEST_OF_BEST, Identity
 from attnbench.results.tables import MetricColumn, Table, TableCell, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
-from attnbench.settings.errors import printable
+from attnbench.settings.escape import printable
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import figures
@@ -20,25 +20,13 @@ from attnbench.verdict.summary import Entry, Summary, summary
 if TYPE_CHECKING:
     from attnbench.report.inputs import Inputs
 
+TEST = {**TEST_OF_BEST, "context": "full"}
 TRAINED = (
     MetricColumn(
-        header="val PPL",
-        evaluation="perplexity",
-        metric="perplexity",
-        settings={"split": "validation", "checkpoint": "best", "context": "full"},
+        header="val PPL", evaluation="perplexity", metric="perplexity", settings=TEST | {"split": "validation"}
     ),
-    MetricColumn(
-        header="test PPL",
-        evaluation="perplexity",
-        metric="perplexity",
-        settings={**TEST_OF_BEST, "context": "full"},
-    ),
-    MetricColumn(
-        header="bits/byte",
-        evaluation="perplexity",
-        metric="bits_per_byte",
-        settings={**TEST_OF_BEST, "context": "full"},
-    ),
+    MetricColumn(header="test PPL", evaluation="perplexity", metric="perplexity", settings=TEST),
+    MetricColumn(header="bits/byte", evaluation="perplexity", metric="bits_per_byte", settings=TEST),
     MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
     MetricColumn(header="secs", evaluation="training", metric="train_seconds"),
 )

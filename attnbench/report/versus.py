@@ -7,6 +7,7 @@ one day (2026-11-24, in local time).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,10 @@ def _read(folder: Path, chosen: str) -> Inputs:
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder")
     there: dict[str, None] = {}
+    day = cache(_day)
 
     def is_chosen(row: ResultRow, path: Path) -> bool:
-        value = _day(path) if DATE.fullmatch(chosen) else row.identity.commit
+        value = day(path) if DATE.fullmatch(chosen) else row.identity.commit
         there[value] = None
         return value.startswith(chosen)
 

@@ -26,6 +26,7 @@ from attnbench.training.wandb import (
     entity_of,
     wandb_errors,
 )
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.summary import evaluation_class, summary
 
@@ -43,10 +44,7 @@ CURVES = ("loss", *(f"validation/{metric}" for metric in VALIDATED), "learning_r
 def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path) -> None:
     """Log the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
 
-    The run is updated when it is logged again.
-
-    Args:
-        root: parent folder of wandb/.
+    The run is updated when it is logged again. `root` is the parent folder of wandb/.
     """
     inputs = read_inputs(folder)
     summed = inputs.figures
@@ -84,12 +82,11 @@ def _table(inputs: Inputs) -> list[list[Any]]:
 
 def _charts(inputs: Inputs, summed: Sequence[Figure]) -> dict[str, LineChart]:
     charts = {}
-    for evaluation in dict.fromkeys(figure.evaluation for figure in summed):
-        of_evaluation = [figure for figure in summed if figure.evaluation == evaluation]
-        plots: dict[str, list[Plot]] = {}
-        for plot in plots_of(of_evaluation, about(evaluation, inputs.protocol).plots):
-            plots.setdefault(chart_key(evaluation, plot.metric, plot.axis), []).append(plot)
-        charts |= {key: chart for key, group in plots.items() if (chart := _chart(group)).lines}
+    for evaluation, of_evaluation in grouped(summed, lambda figure: figure.evaluation).items():
+        plots = grouped(
+            plots_of(of_evaluation, about(evaluation, inputs.protocol).plots), lambda plot: (plot.metric, plot.axis)
+        )
+        charts |= {chart_key(evaluation, *key): it for key, group in plots.items() if (it := _chart(group)).lines}
     return charts
 
 
@@ -123,11 +120,7 @@ def _summary(summed: Sequence[Figure]) -> dict[str, float]:
 def make_dashboard(settings: LoggerSettings, output: Path) -> str:
     """Publish the battery's workspace as a saved view of the project, or write it to `output` when offline.
 
-    Returns:
-        One line with its place, and the reason for it.
-
-    Raises:
-        UserError: the library is missing, mode online is impossible, or the server refuses.
+    Returns one line with its place and reason; raises UserError if the library is missing or the server refuses.
     """
     workspaces, _ = _library()
     mode, reason = choose_mode(settings)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, name_beside, open_regular, parse_json, read_bounded_bytes
+from attnbench.settings.paths import name_beside
+from attnbench.settings.untrusted import MAX_JSON_BYTES, open_regular, parse_json, read_bounded_bytes
 
 PACKED = ".gz"
 

@@ -19,7 +19,9 @@ from attnbench.machine.locks import folder_lock
 from attnbench.machine.signals import interruptible
 from attnbench.results.files import half_replaced, replace_file
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_JSON_BYTES, OneLine, parse_json, read_bounded, unlinked_log
+from attnbench.settings.escape import OneLine
+from attnbench.settings.paths import unlinked_log
+from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, or the folder of an installed package."""

@@ -8,8 +8,8 @@ from attnbench.results.files import replace_file
 from attnbench.results.row_tables import PACKED_TABLE, TABLE, write_csv, write_environments
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, to_markdown
-from attnbench.settings.errors import UserError, printable
-from attnbench.settings.text import markdown_text, without_paths
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import markdown_text, printable, without_paths
 
 
 def check_target(target: Path, sources: Sequence[Path]) -> None:

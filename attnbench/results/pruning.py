@@ -16,7 +16,7 @@ from attnbench.results.checkpoint_files import CHECKPOINT, is_own_file, remove_c
 from attnbench.results.files import FILES, half_replaced, is_file
 from attnbench.results.runs import RESULTS, Run, read_run
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
+from attnbench.settings.untrusted import MAX_YAML_BYTES, read_bounded
 
 CONFIG = "config.yaml"
 

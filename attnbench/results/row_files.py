@@ -19,7 +19,7 @@ from typing import Any
 from attnbench.results.files import JsonLines, read_json_lines, sync, to_line
 from attnbench.results.rows import IMPORTED, SCHEMA, Identity, Measurement, ResultRow
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import name_beside
+from attnbench.settings.paths import name_beside
 
 MAX_MARK_CHARACTERS = 1000
 """Longest entry of a mark of an import."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from attnbench.results.files import PACKED, replace_file
 from attnbench.results.rows import ALL_SEEDS, COLUMNS, HASH, ResultRow
-from attnbench.settings.errors import UserError, printable
-from attnbench.settings.text import MAX_JSON_BYTES, parse_json, read_bounded_bytes, whole_number, without_paths
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable, without_paths
+from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded_bytes, whole_number
 
 TABLE, PACKED_TABLE = "results.csv", f"results.csv{PACKED}"
 

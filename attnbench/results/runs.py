@@ -17,7 +17,7 @@ from attnbench.results.files import read_json_lines
 from attnbench.results.row_files import begun, by_age, check_sum, sitting_of
 from attnbench.results.rows import TRAINING, ResultRow
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_YAML_BYTES, read_bounded
+from attnbench.settings.untrusted import MAX_YAML_BYTES, read_bounded
 
 NAME = re.compile(r"(?P<what>.+?)(-seed(?P<seed>[0-9]{1,10}))?-(?P<hash>[0-9a-f]{8})")
 """Name of a run's or a cell's folder."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import MAX_YAML_BYTES, read_bounded, whole_number
+from attnbench.settings.untrusted import MAX_YAML_BYTES, read_bounded, whole_number
 
 
 class Block(NamedTuple):

@@ -19,8 +19,9 @@ from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
 from attnbench.results.row_files import by_age, read_results, started_at
 from attnbench.results.rows import HASH, Identity, ResultRow, same_corpus
-from attnbench.settings.errors import UserError, printable
-from attnbench.settings.text import MAX_JSON_BYTES, markdown_text, read_bounded
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import markdown_text, printable
+from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
 
 LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
 """Columns that every table of rows has, and their headers."""

@@ -1,7 +1,7 @@
 """Rules of single settings: names, types and ranges; combinations.py has rules of several.
 
 `read` turns a plain mapping into a dataclass of schema.py. Open groups (attn, eval, bench) have the signature of their
-class instead of a dataclass; `check_options` and `check_value` check both.
+class instead; `check_options` and `check_value` check both.
 """
 
 import functools
@@ -69,11 +69,8 @@ def _built(annotation: Any, value: Any, name: str) -> Any:
 
 
 def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[str] = (), group: str = "attn") -> None:
-    """Raise UserError for an option that is unknown to a constructor, of a wrong type, or missing.
-
-    Args:
-        given: names that the caller passes too.
-    """
+    """Raise UserError for an option that is unknown to a constructor, of a wrong type, or missing; the caller passes
+    `given` too."""
     parameters, hints = _signature(cls)
     prefix = f"{group}." if group else ""
     for name, value in options.items():
@@ -88,12 +85,7 @@ def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[st
 
 
 def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") -> str:
-    """Return the message for a setting that does not exist.
-
-    Args:
-        word: the override as given, train.num_step=5.
-        hint: end of the message.
-    """
+    """Return the message for an unknown setting; `word` is the override as given, train.num_step=5."""
     known = list(known)
     there = f"; there is {', '.join(known)}" if known else ""
     return f"{word}: unknown setting{did_you_mean(str(name), known)}{there}{hint}"
@@ -105,7 +97,6 @@ def _word(name: str, value: Any) -> str:
 
 @functools.cache
 def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
-    """Return the named parameters and their annotations."""
     parameters = inspect.signature(cls).parameters.items()
     named = {name: parameter for name, parameter in parameters if parameter.kind not in VARIABLE}
     return named, get_type_hints(cls.__init__)
@@ -114,7 +105,7 @@ def _signature(cls: type) -> tuple[Mapping[str, inspect.Parameter], dict[str, An
 # Cached: rows of results are read by the ten thousand.
 @functools.cache
 def _matcher(annotation: Any) -> Callable[[Any], bool]:
-    """Return a predicate for yaml values of an annotation; annotations of other types accept everything."""
+    """Return a predicate for yaml values of an annotation; unknown annotations accept everything."""
     if annotation in (bool, str, list, dict):
         return lambda value: isinstance(value, annotation)
     if annotation in (int, float):
@@ -156,7 +147,6 @@ def _described(annotation: Any) -> str:
 
 
 def check(settings: Any, prefix: str = "") -> None:
-    """Raise UserError for the first value that its field does not allow."""
     for entry in fields(settings):
         value, name = getattr(settings, entry.name), prefix + entry.name
         if is_dataclass(value):
@@ -171,15 +161,16 @@ def check_value(
     *,
     kind: Any = Any,
     distinct: bool = False,
+    may_be_empty: bool = False,
     rising: bool = False,
     most: int | None = None,
     **allowed: Any,
 ) -> None:
-    """Raise UserError for a value that is not allowed; null is, and all entries of a list must be.
+    """Raise UserError for a value, or an entry of a list, that is not allowed; null is.
 
     Args:
         kind: required type, such as list[int].
-        distinct: a list or mapping must have entries, and none twice.
+        distinct: a list or mapping must have entries (unless it `may_be_empty`), and none twice.
         rising: each entry of a list must be above the one before it.
         most: entries at most.
         allowed: `choices`, or bounds of a number: `minimum`, `above`, `below`, `maximum`; `besides` is allowed too.
@@ -188,7 +179,7 @@ def check_value(
         return
     if not _matcher(kind)(value):
         raise UserError(f"{name}={value}: must be {_described(kind)}")
-    if distinct and not value:
+    if distinct and not value and not may_be_empty:
         raise UserError(f"{name}={value}: must name at least one")
     if distinct and len(set(value)) < len(value):
         raise UserError(f"{name}={value}: names something twice")
@@ -226,12 +217,6 @@ def _problem(
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
     return f"at most {maximum}" if maximum is not None and not value <= maximum else ""
-
-
-def check_counts(group: str, minimum: int = 1, **values: Any) -> None:
-    """Raise UserError for whole numbers, or lists of them, below `minimum`."""
-    for name, value in values.items():
-        check_value(f"{group}.{name}", value, kind=list[int] if isinstance(value, list) else int, minimum=minimum)
 
 
 def check_name(setting_name: str, name: str) -> None:

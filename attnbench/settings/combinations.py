@@ -30,7 +30,7 @@ GIVEN_BY_PLANS = {
     "rerun": "rerun= beside plan=",
     "logger": "logger= beside plan=",
 }
-"""Settings that a plan's overrides may not name, and where a comparison takes them from."""
+"""Settings that a plan's overrides may not name, and their source in a comparison."""
 
 
 def check_names(settings: RunSettings) -> None:
@@ -42,7 +42,6 @@ def check_names(settings: RunSettings) -> None:
 
 
 def check_run(settings: RunSettings) -> None:
-    """Raise UserError for settings that do not fit together."""
     check_names(settings)
     check_outputs_dir(settings.outputs_dir)
     train, data = settings.train, settings.data
@@ -116,7 +115,6 @@ def _check_corpora(plan: PlanSettings) -> None:
 
 
 def check_plan(plan: PlanSettings) -> None:
-    """Raise UserError for a plan whose parts do not fit together."""
     check_name("plan.name", plan.name)
     for variant, words in plan.variants.items():
         check_name("plan.variants", variant)
@@ -158,7 +156,6 @@ def check_plan(plan: PlanSettings) -> None:
 
 
 def check_runs(settings: RunsSettings) -> None:
-    """Raise UserError for settings that do not fit together."""
     for status in settings.filters().get("status", []):
         if status not in STATUSES:
             raise UserError(f"status={status}: must be one of {', '.join(STATUSES)}")

@@ -1,8 +1,8 @@
 """Factorial plans: every variant with each combination of parts, or with half of the combinations.
 
-A corner is named after its variant and the parts at their second level: `linear`, `linear+gate`. The half fraction of
-k parts has the defining relation I = (product of all parts): it keeps the 2^(k-1) corners with an even number of parts
-at their second level, and aliases every effect with that of all other parts.
+A corner is named after its variant and the parts at their second level: `linear`, `linear+gate`. The half fraction of k
+parts has the defining relation I = (product of all parts): it keeps the 2^(k-1) corners with an even number of parts at
+their second level, and aliases every effect with that of all other parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,6 @@ def corners(factors: Sequence[str], fraction: str) -> list[tuple[str, ...]]:
 
 
 def corner_name(variant: str, high: Sequence[str]) -> str:
-    """Return the name of a variant at a corner."""
     return SIGN.join([variant, *high])
 
 

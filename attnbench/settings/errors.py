@@ -6,21 +6,16 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+from attnbench.settings.escape import printable
+
 MAX_CHARACTERS = 2000
 """Longest message; a longer one loses its middle."""
-
-
-def printable(text: str) -> str:
-    """Escape characters that control a terminal (escape sequences, line ends, direction marks)."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class UserError(Exception):
     """An error that the user can mend: one printable line with the setting or file, the fault and the remedy.
 
-    All that reads settings, files or a device may raise it; docstrings name other errors.
+    Code that reads settings, files or a device may raise it; docstrings name other errors.
     """
 
     def __str__(self) -> str:
@@ -65,7 +60,7 @@ def memory_reason(error: BaseException) -> str | None:
     if isinstance(inner, BaseException):
         return memory_reason(inner)
     lines = str(error).strip().splitlines() or ["out of memory"]
-    # By name, as settings are read without torch.
+    # By name, because settings are read without torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _brief(lines[0])
     if not isinstance(error, RuntimeError):
@@ -97,7 +92,7 @@ def line_beside(error: BaseException, module_name: str) -> str:
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to stop, and its state is saved. Not an `Exception`, so that it ends a sweep too.
+    """A signal stopped the run, and its state is saved. Not an `Exception`, so that it ends a sweep too.
 
     Args:
         message: what was saved, and how to go on.

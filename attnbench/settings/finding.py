@@ -16,8 +16,6 @@ RANGES = {"accuracy": (0.0, 1.0), "symbol_accuracy": (0.0, 1.0), "string_accurac
 
 @dataclass(slots=True, kw_only=True)
 class VariantSettings:
-    """Variant of a finding, and its learning rates."""
-
     words: list[str]
     """The rest of its command line, as in a plan."""
     rates: dict[str, list[float]] | None
@@ -67,15 +65,13 @@ class PowerSettings:
 
 @dataclass(slots=True, kw_only=True)
 class FindingSettings:
-    """A published claim, and the test that decides it."""
-
     name: str
     statement: str
     source: str
     setting: str
     """The source's setting, and how this one differs."""
     otherwise: str
-    """Sentence: what would be true for the other answer."""
+    """Sentence: the truth under the other answer."""
     core: bool
     needs: list[str] = field(default_factory=list)
     """Missing part of attnbench, without which it cannot run; empty if it can."""
@@ -90,8 +86,6 @@ class FindingSettings:
 
 @dataclass(slots=True, kw_only=True)
 class FindingsSettings:
-    """Findings to decide, and where."""
-
     names: list[str] | None = field(metadata={"distinct": True})
     """null: those of the core."""
     full: bool
@@ -102,7 +96,7 @@ class FindingsSettings:
     num_workers: int = setting(1, minimum=1)
     devices: str = setting("one", choices=("one", "all"))
     stack: int | None = setting(1, minimum=1, maximum=1000)
-    """See the plan's setting, also for the two before; None is auto."""
+    """As in a plan, also the two before; None is auto."""
     report: bool
     rerun: bool
     exported: str | None = None
@@ -112,7 +106,6 @@ class FindingsSettings:
 
 
 def read_finding(name: str, values: Mapping[str, Any]) -> FindingSettings:
-    """Read a yaml of conf/finding."""
     where, parts = f"finding.{name}", {"variants": dict, "contrasts": list}
     for part, kind in parts.items():
         check_value(f"{where}.{part}", values.get(part, kind()), kind=kind)

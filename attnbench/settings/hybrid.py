@@ -1,7 +1,6 @@
 """Hybrids: different mixers in different layers, by a list of names with counts that is repeated over the depth.
 
-A hybrid is one MixerSettings of the target HYBRID, with the options of each mixer by its name. `layers_of` turns it
-into one mixer a layer.
+A hybrid is one MixerSettings of the target HYBRID, with the options of each mixer by its name.
 """
 
 import re
@@ -56,11 +55,8 @@ MAX_COUNT = 1000
 
 
 def with_parts(settings: MixerSettings, yaml_of: Callable[[str], Mapping[str, Any]]) -> MixerSettings:
-    """Complete a command line's hybrid with all options of its mixers.
-
-    Args:
-        yaml_of: returns `_target_` and options of a yaml of attn/.
-    """
+    """Complete a command line's hybrid with all options of its mixers; `yaml_of` returns `_target_` and options of a
+    yaml of attn/."""
     options = {"options": {}, **settings.options}
     check_options(Hybrid, options)
     layers, given = options["layers"], options["options"]
@@ -83,8 +79,7 @@ def with_parts(settings: MixerSettings, yaml_of: Callable[[str], Mapping[str, An
 def each(settings: MixerSettings, change: Callable[[MixerSettings, str], MixerSettings]) -> MixerSettings:
     """Return the settings with every mixer changed: those of a hybrid, or the only one.
 
-    Args:
-        change: function of a mixer's settings and of the prefix of its options, "" or "options.window.".
+    `change` gets a mixer's settings and the prefix of its options, "" or "options.window.".
     """
     if not is_hybrid(settings):
         return change(settings, "")
@@ -111,7 +106,6 @@ def parts_of(settings: MixerSettings) -> dict[str, MixerSettings]:
 
 
 def layers_of(settings: MixerSettings, num_layers: int) -> list[MixerSettings]:
-    """Return the mixer of each layer."""
     if not is_hybrid(settings):
         return [settings] * num_layers
     parts, names = parts_of(settings), pattern(settings.options["layers"])

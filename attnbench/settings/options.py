@@ -31,8 +31,8 @@ def option(default: Any = MISSING, help: str = "", **allowed: Any) -> Any:
 class Options:
     """Base of a class whose options are its annotated fields; each subclass becomes a dataclass.
 
-    A value without an annotation is another default of an inherited option, or an `option` that replaces it. A class
-    with a constructor of its own keeps that.
+    A value without an annotation is another default of an inherited option, or an `option` that replaces it. A
+    constructor in the class stays.
     """
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -63,6 +63,5 @@ def check_allowed(cls: type, options: Mapping[str, Any], group: str) -> None:
 
 
 def _rules_of(entry: "Field[Any]") -> dict[str, Any]:
-    """Return what `check_value` asks of an option: its rules, and one of the values of a Literal."""
     rules = {name: rule for name, rule in entry.metadata.items() if name not in ("help", "yamls", "after")}
     return {**rules, "choices": get_args(entry.type)} if get_origin(entry.type) is Literal else rules

@@ -24,15 +24,12 @@ TRUSTED: set[str] = set()
 
 
 def trust(targets: Iterable[str]) -> None:
-    """Allow classes outside attnbench, module.Class or module:Class, that the user names in this command or call.
-
-    Never for names in other files.
-    """
+    """Allow classes outside attnbench, module.Class or module:Class, that the user names in this command or call. Never
+    for names in other files."""
     TRUSTED.update(target.replace(":", ".") for target in targets)
 
 
 def resolve(target: str, base: type[Class]) -> type[Class]:
-    """Return the class named `target`, a subclass of `base`."""
     class_name = target.rpartition(".")[2]
     module = import_module(target)
     cls = getattr(module, class_name, None)
@@ -88,11 +85,7 @@ def is_own(target: str) -> bool:
 
 
 def import_module(target: str, given: str = "") -> types.ModuleType:
-    """Import the module of the class named `target`.
-
-    Args:
-        given: where the user named it, for messages.
-    """
+    """Import the module of the class named `target`; `given` is the user's setting, for messages."""
     given = given or f"_target_={target}"
     module_name, _, class_name = target.rpartition(".")
     path = module_name.replace(".", "/") + ".py"
@@ -135,11 +128,7 @@ def _lines_of_import(error: Exception) -> list[str]:
 
 
 def build(target: str, options: dict[str, Any], base: type[Class], group: str = "attn", **given: Any) -> Class:
-    """Construct `target` from the options of its yaml, and from those of `given` that its signature names.
-
-    Args:
-        group: prefix of options in messages.
-    """
+    """Construct `target` from the options of its yaml, and from those of `given` that its signature names."""
     cls = resolve(target, base)
     wanted = inspect.signature(cls).parameters
     from_model = {name: value for name, value in given.items() if name in wanted and name not in options}

@@ -1,8 +1,7 @@
 """Every closed group of settings as a dataclass: names, types and allowed values; the yamls of conf/ have the values.
 
-Open groups (attn, eval, bench) are `_target_` yamls whose schema is the signature of a constructor: MixerSettings,
-EvaluationSettings and BenchSettings hold one. The comments in the yamls, which --help shows, explain the fields;
-docstrings here add to them. Without torch, so that a wrong configuration is refused at once.
+Open groups (attn, eval, bench) are `_target_` yamls with the signature of a constructor as schema. The comments in the
+yamls, which --help shows, explain the fields. Without torch, so that a wrong configuration is refused at once.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,9 @@ CONTROL_SHIFT = 50
 """Shift of the seeds of a control, the reference under other seeds."""
 
 LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
-"""Numbers of seeds at which plan.seeds=auto looks at the scores, and the family-wise error that each look spends."""
+"""Numbers of seeds at which plan.seeds=auto looks at the scores, and the family-wise error of each look."""
 
 MAX_CORPORA = 16
-"""Most corpora of a plan."""
 
 MAX_PAIRED = 6
 """Most variants that are compared pair by pair; more are compared with a reference."""
@@ -53,7 +51,7 @@ class ModelSettings:
     head_width: int = setting(minimum=1, maximum=2**16)
     feed_forward_width: int = setting(minimum=0, maximum=2**20)
     parameters: int | None = None
-    """With softmax and WikiText-2 v1's vocabulary of 284; informative, held by a test."""
+    """With softmax and WikiText-2 v1's vocabulary of 284; informative."""
     initial_deviation: float | None = setting(None, above=0)
     dropout: float | None = setting(None, minimum=0, below=1)
 
@@ -63,8 +61,6 @@ TOKENIZERS = ("characters", "bytes", "bpe")
 
 @dataclass(slots=True, kw_only=True)
 class DataSettings:
-    """Corpus."""
-
     name: str
     """One of CORPORA, OWNER/NAME on the Hugging Face Hub, or a folder laid out like a data set there."""
     tokenizer: str = setting("characters", choices=TOKENIZERS)
@@ -76,7 +72,7 @@ class DataSettings:
     """Symbols to which the embedding is padded, null: the tokenizer's; with bpe the tokens to learn."""
     validation_fraction: float = setting(0.05, above=0, maximum=0.5)
     test_fraction: float = setting(0.05, minimum=0, maximum=0.5)
-    """Shares of the characters, cut from the end where the corpus has no such splits; 0: no test split."""
+    """Shares of the characters, cut from the end if the corpus has no such splits; 0: no test split."""
 
 
 CORPORA = ("wikitext2", "embedded", "text", "enwik8", "text8")
@@ -89,8 +85,6 @@ BENCH_PRECISIONS = ("auto", *PRECISIONS, "float16")
 
 @dataclass(slots=True, kw_only=True)
 class TrainSettings:
-    """Length of a training, its optimizer, and its precision."""
-
     num_epochs: int | None = setting(None, minimum=1)
     num_steps: int | None = setting(None, minimum=1, maximum=MAX_STEPS)
     num_tokens: int | None = setting(None, minimum=1)
@@ -116,7 +110,7 @@ class TrainSettings:
 
 @dataclass(slots=True, kw_only=True)
 class LoggerSettings:
-    """Copy of the log in wandb; the run's folder has its log in every mode."""
+    """Copy of the log in wandb; the run's folder always has its log."""
 
     mode: str = setting("auto", choices=("auto", "online", "offline", "none"))
     project: str = "attnbench"
@@ -177,8 +171,8 @@ class RunSettings:
     recipe: RecipeSettings | None = None
     """Already applied to the mixer's options."""
     named_options: list[str] = field(default_factory=list)
-    """Options of the mixer that the command line, its experiment or its recipe names: they take precedence over a
-    probe's options, and those over the mixer's yaml."""
+    """Options of the mixer named by the command line, its experiment or its recipe: they override a probe's options,
+    which override the mixer's yaml."""
     seq_len: int = setting(minimum=1, maximum=2**31 - 1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
     device: str
@@ -198,8 +192,7 @@ class PlanSettings:
     variants: dict[str, list[str]] = field(metadata={"distinct": True, "most": MAX_VARIANTS})
     """Name to the rest of its command line: {softmax_conv: [attn=softmax, attn.conv_size=4]}."""
     factors: dict[str, list[str]] = field(default_factory=dict)
-    """Parts of a factorial plan, each with its two levels, which are overrides. The yaml names variants without them;
-    `variants` here has every corner."""
+    """Parts of a factorial plan, each with its two levels, which are overrides; `variants` here has every corner."""
     fraction: str = setting("full", choices=("full", "half"))
     corpora: list[str] | None = field(default=None, metadata={"distinct": True, "most": MAX_CORPORA})
     evaluations: list[str] = field(metadata={"distinct": True})
@@ -217,8 +210,8 @@ class PlanSettings:
     num_workers: int = setting(1, minimum=1)
     devices: str = setting("one", choices=("one", "all"))
     stack: int | None = setting(1, minimum=1, maximum=1000)
-    """Trainings of a probe, with other seeds and rates, that share each step; None (auto): as measured on the device,
-    see comparison/stacks.py."""
+    """Trainings of a probe, with other seeds and rates, that share each step; None (auto): as measured on the
+    device."""
     costs: dict[str, float] = field(default_factory=dict)
     """Seconds of a cell of an evaluation, or of `training`: first estimate of the time left."""
     dry_run: bool = False
@@ -228,15 +221,13 @@ class PlanSettings:
         return list(self.variants) if self.rank is None else self.rank
 
     def control_seeds(self, seeds: Sequence[int]) -> list[int]:
-        """Return the control's seeds; none where nothing is tested."""
+        """Return the control's seeds; none if nothing is tested."""
         is_tested = self.reference is not None and self.ranked and len(seeds) > 1
         return [seed + CONTROL_SHIFT for seed in seeds] if is_tested else []
 
 
 @dataclass(slots=True, kw_only=True)
 class SlurmSettings:
-    """Array job of launcher=slurm."""
-
     partition: str | None = None
     tasks: int = setting(8, minimum=1, maximum=1000)
     minutes: int = setting(600, minimum=3)
@@ -248,8 +239,6 @@ class SlurmSettings:
 
 @dataclass(slots=True, kw_only=True)
 class ComparisonSettings:
-    """A plan, and where and how it runs."""
-
     plan: PlanSettings
     logger: LoggerSettings
     outputs_dir: str
@@ -271,8 +260,6 @@ class ComparisonSettings:
 
 @dataclass(slots=True, kw_only=True)
 class DoctorSettings:
-    """Checks of attnbench doctor."""
-
     mixers: list | None
     device: str
     outputs_dir: str
@@ -295,8 +282,6 @@ class BenchSettings:
 
 @dataclass(slots=True, kw_only=True)
 class ExportSettings:
-    """Folder that attnbench export makes of a run for other libraries."""
-
     run: str
     format: str = setting(choices=("huggingface",))
     checkpoint: str = setting(choices=("final", "best"))
@@ -306,8 +291,6 @@ class ExportSettings:
 
 @dataclass(slots=True, kw_only=True)
 class GenerationSettings:
-    """Model, prompt and sampling of attnbench generate."""
-
     run: str
     checkpoint: str = setting(choices=("final", "best"))
     prompt: str | None
@@ -328,8 +311,8 @@ STATUSES = ("finished", "unfinished", "failed", "running", "damaged")
 """States of a folder; damaged: its results cannot be read or were altered."""
 
 PRUNED = ("unfinished", "failed", "checkpoints", "weights")
-"""Kinds of files to remove: folders without finished results, checkpoints that no command reads again, and weights of
-language models, which attnbench evaluate and attnbench generate read."""
+"""Kinds of files to remove: folders without finished results, unneeded checkpoints, and weights of language models,
+which attnbench evaluate and generate read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -345,10 +328,9 @@ class RunsSettings:
     """Two runs, by path, name, or an unambiguous beginning of a name or hash."""
     prune: str | None = setting(choices=PRUNED)
     dry_run: bool
-    """Name what would be removed."""
+    """Name the files that would be removed."""
     outputs_dir: str
 
     def filters(self) -> dict[str, list[str]]:
-        """Return the given filters, each as a list."""
         given = {name: getattr(self, name) for name in ("experiments", "variant", "evaluation", "status")}
         return {name: [it] if isinstance(it, str) else it for name, it in given.items() if it is not None}

@@ -6,7 +6,8 @@ from dataclasses import replace
 from attnbench.machine.group import Group, LostError
 from attnbench.machine.ranks import speak
 from attnbench.machine.signals import StopRequest
-from attnbench.settings.errors import Interrupted, UserError, mendable, printable
+from attnbench.settings.errors import Interrupted, UserError, mendable
+from attnbench.settings.escape import printable
 from attnbench.settings.schema import RunSettings
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.job import batches_of, is_captured

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from attnbench.results.files import replace_file, stream_json_lines, to_line
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import printable
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from attnbench.settings.schema import (
     RunSettings,
     TrainSettings,
 )
-from attnbench.settings.text import MAX_YAML_BYTES, parse_yaml, read_bounded
+from attnbench.settings.untrusted import MAX_YAML_BYTES, parse_yaml, read_bounded
 from attnbench.training.checkpoint import best_folder, is_final
 
 NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", *LENGTHS, "precision", "compile")

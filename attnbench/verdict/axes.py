@@ -1,9 +1,9 @@
 """Axes: the settings of a row that identify its measurement, as opposed to the settings of the run that made it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from attnbench.results.protocol import PROTOCOL
 from attnbench.results.rows import EVALUATION_OPTIONS, IMPORTED, MIXER_OPTIONS, Identity, ResultRow
@@ -16,8 +16,18 @@ PER_RUN = (
 """Settings of a run, which may differ between the seeds of one figure. Options of an evaluation that differ become axes
 first (`with_options_as_axes`)."""
 
+Item = TypeVar("Item")
+Group = TypeVar("Group")
 Key = tuple[str, str, str]
 """One metric at one setting: evaluation, metric, settings as JSON."""
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """Group items by a key, in order of appearance."""
+    groups: dict[Group, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def axes(settings: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +46,8 @@ def key_of(row: ResultRow) -> Key:
 def distinguish_variants(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Rename models of one variant that differ in length, size, precision or options: "linear conv_size=4"."""
     rows = with_options_as_axes(rows)
-    measured: dict[tuple[str, int | str, Key], list[ResultRow]] = {}
-    for row in (row for row in rows if row.identity.mixer):
-        measured.setdefault((row.identity.variant, row.identity.seed, key_of(row)), []).append(row)
+    of_mixers = [row for row in rows if row.identity.mixer]
+    measured = grouped(of_mixers, lambda row: (row.identity.variant, row.identity.seed, key_of(row)))
     differing: dict[str, set[str]] = {}
     for (variant, *_), group in measured.items():
         if len(group) > 1:
@@ -58,7 +67,7 @@ def _endings(row: ResultRow) -> list[dict[str, str]]:
     """List the possible endings of a variant's name, by setting; later dicts serve only ties."""
     identity, settings = row.identity, row.measurement.settings
     options = settings.get(MIXER_OPTIONS)
-    # A hybrid with several mixers has a list of options.
+    # A hybrid has a list of options.
     options = options if isinstance(options, dict) else {}
     return [
         {"model": identity.model, "seq_len": f"T{identity.seq_len}", "precision": identity.precision},
@@ -84,7 +93,6 @@ def _differing(endings: Sequence[list[dict[str, str]]]) -> list[str]:
 
 
 def with_precision(rows: list[ResultRow]) -> list[ResultRow]:
-    """Make the precision of operators a setting if it varies."""
     precisions = {row.identity.precision for row in rows if not row.identity.mixer}
     if len(precisions) < 2:
         return rows
@@ -97,10 +105,8 @@ def with_precision(rows: list[ResultRow]) -> list[ResultRow]:
 
 
 def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Make options of an evaluation settings where rows of one metric and setting differ in them.
-
-    Trainings of 500 and of 1,500 steps are thus neither averaged nor compared.
-    """
+    """Make differing options of an evaluation settings: trainings of 500 and of 1,500 steps are neither averaged nor
+    compared."""
     by_key: dict[Key, list[dict[str, Any]]] = {}
     for row in rows:
         options = row.measurement.settings.get(EVALUATION_OPTIONS)

@@ -1,7 +1,6 @@
 """Tests of a published claim: a figure over seeds with one-sided 95 % bounds, compared with a threshold.
 
-PASS: the bound is on the claimed side. FAIL: the opposite bound excludes the claim. UNDECIDED otherwise. claims.py
-takes the numbers from rows.
+PASS: the bound is on the claimed side. FAIL: the opposite bound excludes the claim. UNDECIDED otherwise.
 """
 
 import math
@@ -37,11 +36,7 @@ class Estimate:
 
 
 def judge(estimate: Estimate, limits: Limits, *, outside: bool = False) -> str:
-    """Return PASS, FAIL or UNDECIDED.
-
-    Args:
-        outside: the claim is that the figure is outside the limits, on either side.
-    """
+    """Return PASS, FAIL or UNDECIDED; `outside`: the claim is that the figure is outside the limits, on either side."""
     least, most = limits
     within = reaches(estimate.low, least) and reaches(most, estimate.high)
     beyond = not reaches(estimate.high, least) or not reaches(most, estimate.low)
@@ -73,8 +68,8 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
 def ratio(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Return the ratio of the means of paired positive numbers, with bounds of the sign-flip test.
 
-    The test of first - r second rejects r by subsets of seeds whose sum is negative, which is so where the ratio of the
-    subset's sums is below r: the ordered ratios of subsets are the possible ends of the interval.
+    The test of first - r second rejects r by subsets of seeds with a negative sum, that is, whose ratio of sums is
+    below r: the ordered ratios of subsets are the possible ends of the interval.
     """
     above, _ = subset_sums(tuple(first))
     below, _ = subset_sums(tuple(second))
@@ -88,8 +83,7 @@ def window(scores: Mapping[float, Sequence[float]], threshold: float) -> Estimat
     """Return the decades of learning rates with a mean score >= threshold, interpolated, with bounds from resampled
     seeds.
 
-    Args:
-        scores: by rate, of the same seeds in the same order.
+    `scores` are by rate, of the same seeds in the same order.
     """
     rates = sorted(scores)
     return _resampled(
@@ -145,7 +139,7 @@ def _share_power(estimate: Estimate, limits: Limits, num: int) -> float:
     """Return the probability that `num` seeds decide, if new seeds reach the threshold as often as the seeds so far."""
     from scipy.stats import binom
 
-    # Shrunk by half a seed on either side: 0 or 1 among a few seeds is not 0 or 1 among all.
+    # Shrunk by half a seed on either side: a few seeds do not show a share of 0 or 1.
     share = (estimate.value * estimate.num_seeds + 0.5) / (estimate.num_seeds + 1)
     there, more = round(estimate.value * estimate.num_seeds), num - estimate.num_seeds
     decided = 0.0

@@ -37,7 +37,7 @@ class Tested:
     outside: bool
     verdict: str
     seeds_needed: int | None
-    """Total number of seeds that would decide the contrast if it is undecided; None: more than 100."""
+    """Total number of seeds that would decide an undecided contrast; None: more than 100."""
 
     @property
     def asked(self) -> str:
@@ -95,8 +95,7 @@ def variant_at(name: str, rates: Mapping[str, float], finding: FindingSettings) 
     return "-lr".join([name, *(f"{rate:g}" for rate in rates.values())]) if finding.variants[name].in_window else name
 
 
-class _MissingError(Exception):
-    """A score is missing."""
+class _MissingError(Exception): ...
 
 
 def _test(contrast: ContrastSettings, finding: FindingSettings, scored: Sequence[Figure], seeds: list[int]) -> Tested:

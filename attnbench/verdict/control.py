@@ -15,7 +15,6 @@ CONTROL = "control"
 
 
 def control_of(rows: Sequence[ResultRow], seeds: Collection[int]) -> tuple[list[ResultRow], list[ResultRow]]:
-    """Split rows into those of the comparison and those of its control."""
     others = [row for row in rows if row.identity.seed not in seeds]
     return others, [row for row in rows if row.identity.seed in seeds]
 
@@ -25,9 +24,8 @@ def judge_control(
 ) -> list[Verdict]:
     """Compare the reference with itself under shifted seeds, as a separate family.
 
-    Args:
-        reference: its rows may have another name, of a variant whose runs it shares.
-        primaries: by evaluation; evaluations without rows of the control are left out.
+    Rows of the reference may have another name, of a variant whose runs it shares; evaluations without rows of the
+    control are left out.
     """
     if not control:
         return []

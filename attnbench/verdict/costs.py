@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import reaches, without_rounding
-from attnbench.verdict.axes import is_chance
+from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
 
 WIDTH = "width"
-"""Setting of a probe's models that changes the size of their state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +43,14 @@ def cost_metric(primary: Primary) -> str:
 
 
 def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list[list[Priced]]:
-    """Pair the primary scores of an evaluation with their costs.
+    """Pair the primary scores of an evaluation with their costs, in groups.
 
-    Returns:
-        Groups of scores: one at the hardest setting or, with models of several widths, one for each setting apart from
-        the width. Against time, each name of a score has its own cost. Scores without a cost are left out.
+    One group at the hardest setting or, with models of several widths, one for each setting apart from the width.
+    Against time, each name of a score has its own cost. Scores without a cost are left out.
     """
     of_it = [f for f in figures if f.evaluation == evaluation and primary.takes(f.metric, f.settings)]
     if len({figure.settings[WIDTH] for figure in of_it if WIDTH in figure.settings}) > 1:
-        by_place: dict[str, list[Figure]] = {}
-        for figure in of_it:
-            place = {name: value for name, value in figure.settings.items() if name != WIDTH}
-            by_place.setdefault(json.dumps(place, sort_keys=True), []).append(figure)
-        groups = list(by_place.values())
+        groups = [*grouped(of_it, lambda figure: json.dumps(figure.settings | {WIDTH: None}, sort_keys=True)).values()]
     else:
         groups = [[*primary_figures(of_it, primary, [figure.variant for figure in of_it]).values()]]
     if cost_metric(primary) == "step_milliseconds":

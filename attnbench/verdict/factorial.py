@@ -5,9 +5,8 @@ The nats of mixer m at corner c under seed s are modelled as
     nats_mcs = mean_mc + block_s + error_mcs
 
 by least squares, with HC3 standard errors (MacKinnon and White, 1985), which allow unequal variances. Effects are
-contrasts of the means. Main effect: mean over corners with the part minus mean over corners without it. Interaction:
-mean over corners with both parts or neither minus mean over corners with one, which is half the change of one part's
-effect with the other part. Intervals are not adjusted for their number: a factorial is descriptive.
+contrasts of the means: corners with the part minus corners without it; for an interaction corners with both parts or
+neither minus corners with one. Intervals are not adjusted for their number.
 """
 
 import math
@@ -27,7 +26,6 @@ from attnbench.verdict.statistics import CONFIDENCE
 MIN_SEEDS = 2
 
 Corner = tuple[str, frozenset[str]]
-"""A mixer, and the set of its parts at their second level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class Effect:
     """An effect in nats, negative if it helps, and its 95 % interval."""
 
     name: str
-    """A part, or "gate × positions"; names both of two effects that cannot be separated."""
+    """A part, or "gate × positions"; both names of two inseparable effects."""
     mixer: str
     """Mixer whose difference from the mean over mixers this is; empty for the mean itself."""
     nats: float
@@ -85,7 +83,6 @@ class Factorial:
         return terms
 
     def contrast(self, parts: Sequence[str]) -> dict[frozenset[str], float]:
-        """Return the weight of each corner's mean."""
         signs = {high: math.prod(1 if part in high else -1 for part in parts) for high in self.levels}
         return {high: 2 * sign / len(signs) for high, sign in signs.items()}
 
@@ -97,7 +94,7 @@ class Effects:
     """Mixers with nats at every corner; means are over these."""
     seeds: list[int]
     gaps: list[str]
-    """A sentence for each corner without nats, and for the effects that cannot be estimated without them."""
+    """A sentence for each corner without nats, and for the effects that need it."""
 
 
 def effects_on_nats(factorial: Factorial, figures: Sequence[Figure], primary: Primary) -> Effects:
@@ -137,7 +134,7 @@ def _obstacle(figure: Figure | None) -> str:
     if figure is None:
         return "was not measured"
     if figure.num_diverged or not figure.values:
-        # Diverged seeds count with the nats of the unigram, which show no effect of a part.
+        # Diverged seeds have the nats of the unigram, which show no effect of a part.
         return figure.obstacle or f"diverged at {figure.num_diverged} of {sum(figure.statuses.values())} seeds"
     if len(figure.values) < MIN_SEEDS:
         return f"has {len(figure.values)} seed, and effects need {MIN_SEEDS}"
@@ -147,11 +144,11 @@ def _obstacle(figure: Figure | None) -> str:
 def _estimated(
     factorial: Factorial, corners: Sequence[Corner], nats_CS: np.ndarray, mixers: Sequence[str]
 ) -> list[Effect]:
-    # Imported here, because it takes longer to load than most commands.
+    # Slow to import.
     from statsmodels.regression.linear_model import OLS
 
     num_corners, num_seeds = nats_CS.shape
-    # The first seed's block is 0, because contrasts of means cancel what all of them share.
+    # The first seed's block is 0: contrasts of means cancel a common shift.
     means, blocks = np.eye(num_corners).repeat(num_seeds, axis=0), np.tile(np.eye(num_seeds)[:, 1:], (num_corners, 1))
     fitted = OLS(nats_CS.ravel(), np.hstack([means, blocks])).fit(cov_type="HC3", use_t=True)
     names, weights = [], []

@@ -49,7 +49,7 @@ class Pair:
 
     @property
     def condition(self) -> str:
-        """The seeds that the verdict is about, if all have one outcome: it then does not show how often seeds fail."""
+        """The seeds of the verdict, if all have one outcome: it does not show how often seeds fail."""
         if self.solved is None or not self.seeds or self.solved not in ((0, 0), (len(self.seeds),) * 2):
             return ""
         return "seeds that solve it" if self.solved[0] else "seeds that do not solve it"
@@ -70,9 +70,6 @@ def family(
     """Return the pairs of a comparison with their differences.
 
     Variants that are one model in an evaluation are one member there. Variants without scores keep their pairs.
-
-    Raises:
-        UserError: more than 6 variants without a reference, or a reference that is not ranked.
     """
     shared: dict[str, dict[str, str]] = {}
     for figure in figures:
@@ -102,7 +99,7 @@ def name_family(
         shared: by evaluation, variants that are one model with another, and that other.
 
     Raises:
-        UserError: as in `family`.
+        UserError: more than 6 variants without a reference, or a reference that is not ranked.
     """
     rank = list(dict.fromkeys(rank))
     if reference is None and len(rank) > MAX_PAIRED:
@@ -130,9 +127,7 @@ def check_family(
 ) -> None:
     """Refuse a family in which the smallest possible p-value of a test exceeds its first Holm step.
 
-    Args:
-        names: as returned by `name_family`.
-        num_seeds, settings: by evaluation, number of seeds and the setting that gives it.
+    `num_seeds` and `settings` have, by evaluation, the number of seeds and the setting that gives it.
     """
     if not names:
         return
@@ -169,8 +164,7 @@ def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Seque
 
 
 def solved_beside(score: Figure, primary: Primary, figures: Sequence[Figure]) -> Figure | None:
-    """Find the seeds solved that this score (the primary metric at its hardest) decides, among figures of its
-    evaluation."""
+    """Find the solved seeds that this score decides, among figures of its evaluation."""
     of_variant = [it for it in figures if it.variant == score.variant]
     for solved in (it for it in of_variant if it.metric == "solved"):
         place = {name: value for name, value in solved.settings.items() if not is_chance(name)}
@@ -191,7 +185,6 @@ def pair_of(
     measured: Mapping[str, Figure],
     figures: Sequence[Figure] = (),
 ) -> Pair:
-    """Pair two variants, from primary figures by variant and all figures of the evaluation."""
     settings = next(iter(measured.values())).settings if measured else primary.settings
     empty = Pair(evaluation=evaluation, primary=primary, settings=settings, first=first, second=second)
     for name in (first, second):

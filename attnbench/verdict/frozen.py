@@ -1,4 +1,4 @@
-"""Check a comparison against its freeze.json: what was frozen, what was scored, and in which order."""
+"""Check a comparison against its freeze.json: contents, scores and their order."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import PROTOCOL, rules
 from attnbench.results.rows import IMPORTED, ResultRow, is_search
-from attnbench.verdict.axes import key_of
+from attnbench.verdict.axes import grouped, key_of
 from attnbench.verdict.rates import Choice
 
 MAX_NAMED = 3
@@ -29,24 +29,18 @@ def frozen_sentence(
     committed: tuple[str, str] | None = None,
     rates: Iterable[Choice] = (),
 ) -> str:
-    """Say if a comparison was frozen before its first score, and name deviations.
+    """State whether a comparison was frozen before its first score, and name deviations.
 
     Args:
-        freeze: content of freeze.json; None: there is none.
+        freeze: content of freeze.json, or None. Another format raises KeyError, TypeError or ValueError.
         rows: rows of all scored seeds, with the control's.
         family: the pairs that are judged.
         protocols: rules of the latest run by evaluation; see `results.protocol`.
         first_scored: start of the first scored or timed cell; None: unknown.
-        num_without_start: number of results without a start.
         committed: first commit with this freeze.json, and its date.
-
-    Raises:
-        KeyError, TypeError, ValueError: `freeze` has another format than attnbench compare writes.
     """
-    measured: dict[str, list[ResultRow]] = {}
-    for row in rows:
-        if not is_search(row.identity.seed):
-            measured.setdefault(row.identity.evaluation, []).append(row)
+    scored = [row for row in rows if not is_search(row.identity.seed)]
+    measured = grouped(scored, lambda row: row.identity.evaluation)
     if freeze is None:
         others = _other_rules(measured, {name: str(entry.get("id")) for name, entry in protocols.items()})
         return " ".join([NOT_FROZEN, *(f"{fault[0].upper()}{fault[1:]}." for fault in others)])
@@ -143,7 +137,7 @@ def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | N
 
 
 def _searched_otherwise(freeze: Mapping[str, Any], rates: Iterable[Choice]) -> str:
-    """Return how many language models had their rate searched by another rule than the frozen one; empty if none.
+    """Describe language models with another search of rates than the frozen one.
 
     In files without `rates_in_full`, a search trains two rates in full.
     """
@@ -157,10 +151,8 @@ def _searched_otherwise(freeze: Mapping[str, Any], rates: Iterable[Choice]) -> s
 
 
 def _without_scores(freeze: Mapping[str, Any], measured: Mapping[str, Sequence[ResultRow]]) -> list[str]:
-    """Name the variants of the family that lack scores at some of the frozen seeds, but not at all of them.
-
-    Pairs use common seeds, so that lost rows would change a verdict silently.
-    """
+    """Name the variants of the family that lack scores at some frozen seeds: lost rows would change a verdict
+    silently."""
 
     def has_cells(evaluation: str) -> bool:  # Cells of language models are labelled `training`.
         return any(cell["label"].startswith(f"{evaluation} ") for cell in freeze["cells"])

@@ -11,7 +11,7 @@ from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.statistics import CONFIDENCE, Interval
 
 MIN_CORPORA = 3
-"""Fewer corpora do not show how a difference varies between corpora."""
+"""Fewer corpora do not show the variation between corpora."""
 
 SINGULAR = 1e-4
 """Fits are singular if a smaller share of the variance of differences lies between corpora."""
@@ -81,14 +81,9 @@ def mixed_model(groups: Sequence[Sequence[float]]) -> tuple[Interval, float] | s
 
         d_cs = mean + u_c + e_cs,   u_c ~ N(0, between^2),   e_cs ~ N(0, within^2)
 
-    The interval of the mean is Student's with (corpora - 1) degrees of freedom, exact for equal numbers of seeds; the
-    normal interval of statsmodels is too narrow for few corpora.
-
-    Args:
-        groups: differences by corpus, at least two each, of at least three corpora.
-
-    Returns:
-        The mean with its 95 % interval and the standard deviation between corpora; or the reason why there is no fit.
+    `groups` has differences by corpus, at least two each, of at least three corpora. Returns the mean with Student's 95
+    % interval, with (corpora - 1) degrees of freedom, and the standard deviation between corpora; or the reason why
+    there is no fit. The normal interval of statsmodels is too narrow for few corpora.
     """
     import numpy as np
     from scipy.stats import t
@@ -97,8 +92,8 @@ def mixed_model(groups: Sequence[Sequence[float]]) -> tuple[Interval, float] | s
 
     values = np.concatenate([np.asarray(group, dtype=float) for group in groups])
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    # Scaled, because the optimizer's tolerances assume values near 1. Powell's method also finds the optimum where
-    # seeds vary ten thousand times less than corpora.
+    # Scaled, because the optimizer's tolerances assume values near 1. Powell's method also converges if seeds vary far
+    # less than corpora.
     scale = float(np.std(values))
     within_groups = float(np.mean([np.var(np.asarray(group, dtype=float)) for group in groups]))
     if scale == 0 or within_groups < EQUAL * scale**2:

@@ -1,7 +1,4 @@
-"""Power of paired tests, from numbers alone.
-
-scipy and statsmodels are imported in functions, as in statistics.py.
-"""
+"""Power of paired tests, from numbers alone. scipy is imported in functions, as in statistics.py."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +7,9 @@ from functools import lru_cache
 import numpy as np
 
 POWER = 0.8
-"""Power at the number of seeds that a report recommends."""
 
 MAX_SEEDS = 100
-"""Largest recommended number of seeds; differences that need more are too small for a bench of small models."""
+"""Largest recommended number of seeds."""
 
 MAX_DRAWN, NUM_DRAWS, NUM_PARTS = 14, 2_000, 8
 """Most seeds for which the power of sign flips is simulated, number of draws, and of parts that they are computed in;
@@ -53,7 +49,7 @@ def flips_power(effect: float, spread: float, rank: int, num: int, seen: Sequenc
     """
     side = math.copysign(1.0, effect)
     lows = _lower_ends(num, rank, tuple(side * value for value in seen))
-    # The test counts a mean of 0 as not above 0 (SignFlip), and so must its power, whatever the rounding.
+    # As in SignFlip, a mean of 0, apart from rounding, is not above 0.
     near = TIE * max(map(abs, seen), default=0.0)
     return float(np.mean(lows > (near if seen else -abs(effect) / spread)))
 
@@ -76,7 +72,7 @@ def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
 
     more, fewer = _discordant(effect, spread)
     discordant = np.arange(num + 1)
-    # Largest number of seeds solved by the worse one alone that is significant, by number of discordant seeds.
+    # Largest significant number of seeds solved by the worse one alone, by number of discordant seeds.
     most = binom.ppf(alpha / 2, discordant, 0.5)
     most -= binom.cdf(most, discordant, 0.5) > alpha / 2
     finds = binom.cdf(most, discordant, fewer / (more + fewer) if more + fewer else 0.5)
@@ -93,6 +89,6 @@ def shares_equivalence_power(effect: float, spread: float, margin: float, alpha:
 
 
 def _discordant(effect: float, spread: float) -> tuple[float, float]:
-    """Return the shares of seeds that only the better one solves, and only the worse, from mean and spread."""
+    """Return the shares of seeds that only the better one solves, and only the worse."""
     square = min(1.0, spread**2 + effect**2)
     return (square + abs(effect)) / 2, max(0.0, (square - abs(effect)) / 2)

@@ -12,6 +12,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.numbers import reaches
 from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.schema import LOOKS
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.family import Pair, fewest_seeds
 
 
@@ -79,8 +80,7 @@ def common_reference(verdicts: Sequence[Verdict]) -> str | None:
 def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Verdict]:
     """Test every pair of a family once, with all its seeds, at this error rate of the family.
 
-    A pair without a verdict counts with a p-value of 1: the family is named before anything is measured, so a missing
-    result must not make the other tests easier.
+    A pair without a verdict counts with a p-value of 1: a missing result must not make the other tests easier.
     """
     testable = [not pair.obstacle and len(pair.differences) > 1 for pair in pairs]
     p_values = [
@@ -131,7 +131,7 @@ def judge_in_looks(pairs: Sequence[Pair]) -> list[Verdict]:
             if verdict.is_decided:
                 seen[index] = replace(seen[index], obstacle="it was decided at an earlier look")
         judged = judge(seen, error)
-        # An incomplete look keeps the verdict of the look before; before the first look there is none.
+        # An incomplete look keeps the verdict of the look before, if any.
         verdicts = [
             before if after.outcome == "none" else after
             for before, after in zip(verdicts or judged, judged, strict=True)
@@ -206,11 +206,8 @@ class Noise:
 def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]:
     """Return the noise floor of each primary metric; `in_looks`: the seeds came by plan.seeds=auto."""
     floors = []
-    by_evaluation: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        # Seeds that diverged count as chance, so the spread of their pairs is not noise.
-        if not pair.failed:
-            by_evaluation.setdefault(pair.evaluation, []).append(pair)
+    # Seeds that diverged count as chance, so the spread of their pairs is not noise.
+    by_evaluation = grouped((pair for pair in pairs if not pair.failed), lambda pair: pair.evaluation)
 
     def alpha(num_seeds: int) -> float:
         return (LOOKS.get(num_seeds, max(LOOKS.values())) if in_looks else SIGNIFICANCE) / len(pairs)

@@ -1,4 +1,4 @@
-"""Learning rates: a variant's scores by rate, the width of the working rates, and the cost of a wrong rate."""
+"""Learning rates: scores by rate, the width of the working rates, and the cost of a wrong rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Choice:
     grid: list[float]
     scores: dict[str, float | None]
     """Mean validation score by rate over the search seeds; None if all failed. Empty without a search; for language
-    models, only of rates that went on to full trainings."""
+    models, only of rates trained in full."""
     seeds: dict[str, list[float | None]] = field(default_factory=dict)
     solved: dict[str, int] = field(default_factory=dict)
     """Number of search seeds that solved the task, by rate; empty for language models."""
@@ -38,17 +38,15 @@ class Choice:
     """Results of the functions below; for language models in two stages, of the first stage."""
     chosen: float
     at_edge: bool
-    """The chosen rate is an end of the widened grid, so that a better one may be outside."""
+    """The chosen rate is an end of the widened grid."""
     taken_from: dict[str, Any] | None = None
 
 
 def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:
     """Return the decades of rates whose scores, interpolated over log(rate), reach GOOD of the best.
 
-    Accuracies of failed trainings are 0, their nats infinite; nats must be within -log GOOD of the lowest.
-
-    Returns:
-        None with fewer than two rates, if all failed, or if no accuracy is above 0.
+    Accuracies of failed trainings are 0, their nats infinite; nats must be within -log GOOD of the lowest. None with
+    fewer than two rates, if all failed, or if no accuracy is above 0.
     """
     excess = _excess(scores, higher_is_better=higher_is_better)
     if excess is None:
@@ -66,8 +64,7 @@ def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:
 def rate_sensitivity(scores: Scores, chosen: float, *, higher_is_better: bool) -> float | None:
     """Return the mean excess over the best score of all rates within one decade of the chosen one.
 
-    Returns:
-        None with fewer than two rates, or if nats within the decade, or all scores, are of failed trainings.
+    None with fewer than two rates, or if nats within the decade, or all scores, are of failed trainings.
     """
     excess = _excess(scores, higher_is_better=higher_is_better)
     if excess is None:

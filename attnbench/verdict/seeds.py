@@ -21,13 +21,13 @@ from attnbench.results.rows import (
 )
 from attnbench.results.tables import sittings_line
 from attnbench.settings.errors import UserError
-from attnbench.verdict.axes import Key, axes, key_of, with_options_as_axes, with_precision
+from attnbench.verdict.axes import Key, axes, grouped, key_of, with_options_as_axes, with_precision
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
 
 IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}
-"""Statuses as they follow a variant's name; other statuses are printed without underscores."""
+"""Statuses as they follow a variant's name; others are printed without underscores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +35,20 @@ class Figure:
     identity: Identity
     """Columns common to all rows; several devices, environments or commits are joined by commas."""
     names: tuple[str, ...]
-    """The variant, and other variants that are one model with it in this evaluation and have no figure of their own."""
+    """The variant, and other variants that are one model with it in this evaluation."""
     metric: str
     unit: str
     settings: dict[str, Any]
     """The axes, without PER_RUN."""
     values: dict[int, float]
-    """Value by seed. If the row names them, a diverged seed counts as chance, or as the budget of steps; a seed that
+    """Value by seed. A diverged seed counts as chance, or as the budget of steps, if the row names them; a seed that
     did not reach its goal counts as the budget."""
     mean: float | None
     low: float | None
     """95 % interval over seeds, within 0..1 for accuracies; for a single seed, the interval of its row if any."""
     high: float | None
     item_low: float | None
-    """95 % interval over items: for accuracies, pooled over all seeds as if labels were independent; for nats, over
-    blocks of the text."""
+    """95 % interval over items: for accuracies, pooled over all seeds; for nats, over blocks of the text."""
     item_high: float | None
     num_samples: int | None
     """Items (labels, repetitions) of one seed's row, the minimum over seeds; None if any row lacks them."""
@@ -138,15 +137,10 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
         UserError: two rows of one seed for one figure, seeds that ran differently, rows of several corpora for one
         metric and setting, or rows that are aggregated already.
     """
-    by_key: dict[Key, list[ResultRow]] = {}
-    groups: dict[tuple[str, ...], list[ResultRow]] = {}
-    for row in with_options_as_axes(with_precision(list(rows))):
-        if not is_search(row.identity.seed):
-            key = key_of(row)
-            by_key.setdefault(key, []).append(row)
-            groups.setdefault((row.identity.variant, *key), []).append(row)
-    for group in by_key.values():
+    rows = [row for row in with_options_as_axes(with_precision(list(rows))) if not is_search(row.identity.seed)]
+    for group in grouped(rows, key_of).values():
         same_corpus(group)
+    groups = grouped(rows, lambda row: (row.identity.variant, *key_of(row)))
     return [_figure(group, shared or {}) for group in groups.values()]
 
 
@@ -276,8 +270,8 @@ def _is_accuracy(metric: str) -> bool:
 
 
 def _over_items(measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
-    """Return the interval over items. Items of all seeds are pooled, as each seed draws its own test items. A text is
-    common to all seeds: the mean of their intervals is at least as wide as the interval of their mean."""
+    """Return the interval over items, pooled over seeds, which draw their own test items. A text is common to all
+    seeds: the mean of their intervals is at least as wide as the interval of their mean."""
     of_text = [entry for entry in measured if entry.unit == "nat" and "split" in entry.settings]
     ends = [(entry.low, entry.high) for entry in of_text if entry.low is not None and entry.high is not None]
     if ends and len(ends) == len(measured):

@@ -1,11 +1,10 @@
 """Intervals of scores, and paired tests, from numbers alone.
 
-Assumptions: scores of several seeds are independent; scores of two variants at one seed are a pair, because a seed
-fixes the order of the data, the test set and the initial weights of equal parts. The interval of a test contains
-exactly the differences that the test does not reject.
+Scores of several seeds are independent; scores of two variants at one seed are a pair, because a seed fixes the order
+of the data, the test set and the initial weights of equal parts. The interval of a test contains exactly the
+differences that the test does not reject.
 
-scipy and statsmodels are imported in functions: every command imports this module, and they take longer to load than a
-setting takes to be refused.
+scipy and statsmodels are imported in functions: they load slower than a setting is refused.
 """
 
 import math
@@ -45,7 +44,7 @@ class Interval:
 
 
 def student_interval(values: Sequence[float]) -> Interval:
-    """Return the mean and Student's 95 % interval; assumes independent, about normal values."""
+    """Return the mean and Student's 95 % interval."""
     mean = _mean(values)
     if len(values) == 1:
         return Interval(mean=mean, low=None, high=None)
@@ -56,7 +55,7 @@ def student_interval(values: Sequence[float]) -> Interval:
 def bounded_interval(values: Sequence[float]) -> Interval:
     """Return the mean of scores in 0..1 and Clopper and Pearson's 95 % interval, with their sum as number of successes.
 
-    It is exact for scores of 0 or 1, which vary most for a given mean, and conservative for others; never of width 0.
+    It is exact for scores of 0 or 1, which vary most for a given mean, and conservative for others.
     """
     mean = _mean(values)
     if min(values) < 0 or max(values) > 1:
@@ -66,10 +65,7 @@ def bounded_interval(values: Sequence[float]) -> Interval:
 
 
 def share_interval(count: float, num: int, tail: float = (1 - CONFIDENCE) / 2) -> tuple[float, float]:
-    """Return Clopper and Pearson's interval, by default 95 %, of the share `count` of `num`.
-
-    Args:
-        tail: probability outside each end.
+    """Return Clopper and Pearson's interval of the share `count` of `num`, with probability `tail` outside each end.
 
     Raises:
         ValueError: a count outside 0..num, or no items.
@@ -78,15 +74,13 @@ def share_interval(count: float, num: int, tail: float = (1 - CONFIDENCE) / 2) -
         raise ValueError(f"{count} of {num} is not a share")
     from scipy.stats import beta
 
-    # A sum of scores can be a subnormal number, for which scipy overflows; its quantile is 0.
+    # scipy overflows for subnormal sums of scores.
     low = float(beta.ppf(tail, count, num - count + 1)) if count > 1e-300 else 0.0
     high = float(beta.ppf(1 - tail, count + 1, num - count)) if count < num else 1.0
     return low, high
 
 
 class PairedTest(ABC):
-    """A test of paired differences, and the interval that inverts it."""
-
     name: str
 
     @abstractmethod
@@ -94,8 +88,7 @@ class PairedTest(ABC):
         """Return the smallest two-sided p-value possible with `num` pairs."""
 
     @abstractmethod
-    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        """Return the two-sided p-value for no difference."""
+    def p_value(self, differences: Sequence[float], *, resolution: float) -> float: ...
 
     @abstractmethod
     def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
@@ -142,11 +135,8 @@ class PairedTest(ABC):
         more_than: int = 1,
         seen: Sequence[float] = (),
     ) -> int | None:
-        """Return the number of seeds that find a difference or show equivalence with probability 0.8; None: over 100.
-
-        Args:
-            more_than: number of seeds that did not decide.
-        """
+        """Return the number of seeds above `more_than` that find a difference or show equivalence with probability 0.8;
+        None: over 100."""
         for num in range(more_than + 1, MAX_SEEDS + 1):
             finds = self.power(effect, spread, alpha, num, seen) >= POWER
             if finds or self.equivalence_power(effect, spread, margin, equivalence_alpha, num) >= POWER:
@@ -186,13 +176,13 @@ class Student(PairedTest):
         return (_mean(differences) - null) / self._standard_error(differences, resolution), len(differences)
 
     def _standard_error(self, differences: Sequence[float], resolution: float) -> float:
-        # Equal differences in a sample do not imply that differences never vary.
+        # Equal differences in a sample do not imply a variance of 0.
         spread = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
         return max(spread, resolution, math.ulp(max(map(abs, differences))))
 
 
 class SignFlip(PairedTest):
-    """Permutation test that flips the signs of differences; assumes that these are symmetric about their centre.
+    """Permutation test that flips the signs of differences; assumes symmetry about their centre.
 
     The one-sided p-value of a centre is the share of subsets, the empty one included, whose mean is not above it: the
     ordered means of subsets are the ends of intervals (Hartigan 1969, JASA 64).
@@ -233,7 +223,7 @@ class SignFlip(PairedTest):
 
     def _rank(self, alpha: float, num: int) -> int:
         """Return the rank, from 1, of an interval's end among the 2^num - 1 ordered means; 0: it has no end."""
-        # The factor absorbs rounding, so that an end which the test rejects at exactly this level is outside.
+        # The factor absorbs rounding: an end rejected at exactly this level is outside.
         return math.floor(alpha / 2 * 2**num * (1 + 1e-12))
 
     def _near(self, values: Sequence[float]) -> float:
@@ -251,8 +241,8 @@ class SignFlip(PairedTest):
 class McNemar(PairedTest):
     """McNemar's exact test of two shares of seeds; differences are 1, 0 or -1: solved by the first, both, the second.
 
-    McNemar's ignores seeds that both solve, so equivalence is tested separately: its p-value is the probability of so
-    few seeds that one solves alone, if its share were higher by the margin.
+    It ignores seeds that both solve, so equivalence is tested separately: by the probability of so few seeds that one
+    solves alone, if its share were higher by the margin.
     """
 
     name = TEST_NAMES["share"]
@@ -264,7 +254,6 @@ class McNemar(PairedTest):
         return shares_power(effect, spread, alpha, num)
 
     def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-        """Lower bound on the power."""
         return shares_equivalence_power(effect, spread, margin, alpha, num)
 
     def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
@@ -324,5 +313,5 @@ def subset_sums(values: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
 def _mean(values: Sequence[float]) -> float:
     if not len(values):
         raise ValueError("no values have no mean")
-    # The mean of equal values is exactly that value, without rounding of their sum.
+    # The mean of equal values is exactly that value.
     return float(values[0]) if all(value == values[0] for value in values) else float(np.mean(values))

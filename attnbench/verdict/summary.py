@@ -1,6 +1,6 @@
 """Variants in a table: a few headline columns for each evaluation.
 
-The columns of an evaluation are the `headline` of its class; without one, a column of its first metric.
+The columns are the `headline` of the evaluation's class; without one, a column of its first metric.
 """
 
 import math
@@ -17,7 +17,7 @@ from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
-from attnbench.verdict.axes import Key, is_chance
+from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.family import family, solved_beside
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
 from attnbench.verdict.seeds import Figure, sittings_lead
@@ -164,10 +164,7 @@ def evaluation_class(name: str) -> Any:
 
 
 def _default(figures: Sequence[Figure]) -> Headline:
-    """Choose the first metric that is ok everywhere, or the first, at the first setting that most variants have.
-
-    Test data go first: scores on validation data only select.
-    """
+    """Choose the first metric that is ok everywhere, or the first, on test data if possible."""
     settings = {"split": "test"} if any(figure.settings.get("split") == "test" for figure in figures) else {}
     figures = [figure for figure in figures if settings.items() <= figure.settings.items()]
     metrics = list(dict.fromkeys(figure.metric for figure in figures))
@@ -178,10 +175,8 @@ def _default(figures: Sequence[Figure]) -> Headline:
 
 
 def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
-    by_key: dict[Key, list[Figure]] = {}
-    for figure in figures:
-        if figure.metric == headline.metric and headline.settings.items() <= figure.settings.items():
-            by_key.setdefault(figure.key, []).append(figure)
+    taken = [it for it in figures if it.metric == headline.metric and headline.settings.items() <= it.settings.items()]
+    by_key = grouped(taken, lambda figure: figure.key)
     groups = sorted(by_key.values(), key=lambda group: _sizes(group[0].settings, headline.axes))
     others = groups
     if headline.pick != "each" and groups:
@@ -189,7 +184,7 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
         groups = [group for group, number in zip(groups, num_values, strict=True) if number == max(num_values)]
         pick = max if headline.pick == "largest" else min
         groups = [pick(groups, key=lambda group: _sizes(group[0].settings, headline.axes))]
-        # Without axes, only the header can say which setting was picked.
+        # Without axes, only the header can name the picked setting.
         others = groups if headline.axes else others
     return [
         Column(

@@ -10,7 +10,7 @@ from attnbench.results.numbers import format_interval, format_number
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import NOTHING, Table, read_folders
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import read_object
+from attnbench.settings.untrusted import read_object
 from attnbench.verdict.seeds import figures
 from benchmarks.peers.cases import CASES, OURS
 from benchmarks.peers.trainings import PATHS

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from attnbench.machine.child import Child, cause_of_death
-from attnbench.settings.text import unlinked_log
+from attnbench.settings.paths import unlinked_log
 
 LIMIT_SECONDS = 1800.0
 """Longest wait for an answer: compilers of some peers take minutes."""

@@ -170,7 +170,7 @@ def test_a_backend_or_precision_that_cannot_run_here_is_rows_that_say_so(changes
 
 BAD = {
     "bench.head_widths=[0]": ["bench.head_widths=[0]", "at least 1"],
-    "bench.implementations=[flash_attn]": ["flash_attn is none of textbook", "flash_attn_whole"],
+    "bench.implementations=[flash_attn]": ["must be one of textbook", "flash_attn_whole"],
     "bench.implementations=[linear,linear]": ["bench.implementations=['linear', 'linear']", "twice"],
     "bench.num_key_value_heads=5": ["bench.num_key_value_heads=5", "must divide bench.num_heads=4"],
     "bench.num_key_value_heads=0": ["bench.num_key_value_heads=0", "must divide"],

@@ -11,7 +11,9 @@ from attnbench.bench.operators.library import OPERATORS
 from attnbench.mixers.retnet import RetNet
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
+from attnbench.settings.registry import build
 
+TARGET = "attnbench.bench.library_operators.LibraryOperatorsBench"
 METRICS = {"forward_milliseconds", "backward_milliseconds", "total_milliseconds", "max_error", "peak_memory_mib"}
 
 
@@ -81,14 +83,14 @@ def test_what_is_wrong_is_not_timed(part, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"operators": ["gla", "conv"]}, r"bench\.operators=\['gla', 'conv'\]: must be some of retention"),
-        ({"operators": []}, "must be some of"),
+        ({"operators": ["gla", "conv"]}, r"bench\.operators=\['gla', 'conv'\]: must be one of retention"),
+        ({"operators": []}, "must name at least one"),
         ({"shapes": [[1, 2, 3]]}, r"bench.shapes: \[1, 2, 3\] must be \[batch_size, sequence_length, num_heads, head"),
         ({"grouped_shapes": [[1, 8, 3, 4, 16]]}, "3 heads must divide 4"),
         ({"shapes": [[1, 0, 2, 16]]}, "shapes"),
-        ({"implementations": ["triton", "flashy"]}, "flashy is none of triton"),
+        ({"implementations": ["triton", "flashy"]}, "must be one of triton"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, message):
     with pytest.raises(UserError, match=message):
-        LibraryOperatorsBench(**bench_options("operators", **change))
+        build(TARGET, bench_options("operators", **change), LibraryOperatorsBench, group="bench")

@@ -28,7 +28,7 @@ from attnbench.model.building import build_model, resolve_mixer
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings import registry
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import printable_text
+from attnbench.settings.escape import printable_text
 
 TEXT = "the quick brown fox jumps over the lazy dog\n\x1b[2J"
 

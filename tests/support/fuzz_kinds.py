@@ -36,7 +36,7 @@ from attnbench.results.job import Job, measured_by
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import Identity, Measurement
-from attnbench.settings.text import parse_yaml
+from attnbench.settings.untrusted import parse_yaml
 from attnbench.training import checkpoint
 from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.verdict.seeds import figures

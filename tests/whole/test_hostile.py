@@ -41,18 +41,11 @@ from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import MAX_ROWS, read_csv
 from attnbench.results.rows import COLUMNS
 from attnbench.results.tables import read_folders
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
+from attnbench.settings.escape import OneLine, markdown_text, printable
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import GenerationSettings
-from attnbench.settings.text import (
-    MAX_JSON_BYTES,
-    MAX_YAML_BYTES,
-    OneLine,
-    markdown_text,
-    parse_json,
-    parse_yaml,
-    read_object,
-)
+from attnbench.settings.untrusted import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_object
 from attnbench.training import checkpoint
 from attnbench.training.log import MetricsLog, read_metrics, stream_metrics
 
@@ -169,7 +162,7 @@ def test_names_in_state_json_are_those_of_a_checkpoint(name, tmp_path):
     state = json.loads((stored / "state.json").read_text())
     state["sha256"][name] = "0" * 64
     (stored / "state.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match=r"state\.json: has checksums of files that are none"):
+    with pytest.raises(UserError, match=r"state\.json: has checksums of files that do not belong"):
         load_model(stored)
 
 

@@ -1,4 +1,4 @@
-"""One cell of attention: every implementation held against float64, and then its passes timed."""
+"""One cell of attention: every implementation compared with float64, then timed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,15 +27,13 @@ NUM_VALUES = 3
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Problem:
-    """Attention of one shape, and the passes that are timed."""
-
     batch_size: int
     num_heads: int
     sequence_length: int
     head_width: int
     causal: bool
     with_gradients: bool
-    """Otherwise the forward pass is timed alone, and nothing is recorded for a backward pass."""
+    """Otherwise the forward pass is timed alone, and records nothing for a backward pass."""
     with_values: bool = False
     """Rows of the first output values, so that agreement shows."""
     repetition: Repetition
@@ -46,25 +44,23 @@ class Problem:
 
     @property
     def units(self) -> dict[str, str]:
-        """Metrics that have a row whatever happens, and their units."""
+        """Metrics that always have a row, and their units."""
         units = {f"{name}{MILLISECONDS}": "ms" for name in self.passes} | {MAX_ERROR: ""}
         return units | ({HELD: "MiB"} if self.with_gradients else {})
 
 
 @dataclass(slots=True, kw_only=True)
 class Example:
-    """Random inputs, and attention over some of their heads."""
-
     inputs: list[Tensor]
-    """Query, key and value, and the output's gradient where there is one, (B, H, T, K)."""
+    """Query, key and value, and the output's gradient if any, (B, H, T, K)."""
     heads: list[int]
-    """Indices of those that are compared, counted over all sequences."""
+    """Indices of the compared heads, counted over all sequences."""
     expected: list[Tensor]
     """Output and gradients of these heads in float64, (heads, T, K) each."""
 
 
 def example_of(problem: Problem, conditions: Conditions) -> Example:
-    """Draw normal inputs, never zeros: a GPU that multiplies zeros draws less power and clocks higher."""
+    """Draw normal inputs, never zeros: multiplying zeros takes less power, and a GPU clocks higher."""
     generator = torch.Generator(conditions.device).manual_seed(problem.sequence_length * problem.head_width)
     shape = (problem.batch_size, problem.num_heads, problem.sequence_length, problem.head_width)
     inputs = [
@@ -78,16 +74,11 @@ def example_of(problem: Problem, conditions: Conditions) -> Example:
 
 
 def by_head(x_BHTK: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads, (heads, T, K)."""
     return x_BHTK.flatten(0, 1)[list(heads)]
 
 
 class AttentionPasses(Passes):
-    """The calls of an implementation on an example.
-
-    Args:
-        heads_first: layout that it takes, (B, H, T, K) or (B, T, H, K); its inputs lie in memory so.
-    """
+    """The calls of an implementation on an example, with inputs in its layout, (B, H, T, K) or (B, T, H, K)."""
 
     def __init__(self, function: Attention, example: Example, problem: Problem, heads_first: bool) -> None:
         self.heads_first = heads_first
@@ -102,7 +93,7 @@ class AttentionPasses(Passes):
         return [by_head(self._exchanged(x), heads) for x in self.outcome()]
 
     def held_mib(self) -> float | None:
-        """Inputs, output and what is kept for the backward pass, after calls that loaded libraries; None on a CPU."""
+        """Return the memory of inputs, output and tensors kept for the backward pass; None on a CPU."""
         device = self.inputs[0].device
         if device.type != "cuda":
             return None
@@ -113,7 +104,7 @@ class AttentionPasses(Passes):
         return (kept + sum(x.nbytes for x in self.inputs)) / 2**20
 
     def _exchanged(self, x: Tensor) -> Tensor:
-        """From (B, H, T, K) to the order in memory that is wanted, or back."""
+        """Convert (B, H, T, K) to the implementation's order in memory, or back."""
         return x if self.heads_first else x.transpose(1, 2).contiguous()
 
 

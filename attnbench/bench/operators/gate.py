@@ -1,7 +1,6 @@
-"""The gate before every timing: attention and its gradients against float64.
+"""The gate before every timing: attention and its gradients compared with float64.
 
-The formulas stand in ops/attention/triton/flash_op.py. An implementation that is off by more than its precision
-explains is a failed cell, however fast.
+An implementation with an error beyond its precision is a failed cell, however fast.
 """
 
 import math
@@ -16,7 +15,7 @@ from attnbench.mixers.relative_errors import relative_error, worst
 from attnbench.settings.schema import MixerSettings
 
 MAX_WEIGHTS = 2**30
-"""Attention weights of all heads that are compared; a head or two, if they have more."""
+"""Attention weights of all compared heads; one or two heads may have more."""
 
 MAX_WEIGHTS_AT_A_TIME = 2**25
 
@@ -59,20 +58,19 @@ def reference(
     return [output_BTK, query_gradient_BTK, key_gradient_BTK, value_gradient_BTK]
 
 
-class GateError(Exception):
-    """An error larger than the precision explains."""
+class GateError(Exception): ...
 
 
 def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> float:
     """Return the largest of the relative errors of an output and its gradients, each (B, T, K).
 
     Raises:
-        GateError: one of them, or that of a single position, is more than the precision explains.
+        GateError: one of them, or that of a single position, is beyond the precision.
     """
     tolerance, largest = TOLERANCES[precision], 0.0
     for part, computed, exact in zip(PARTS, actual, expected, strict=False):
         whole, row = relative_error(computed, exact), _row_error(computed, exact)
-        # Written so that a NaN, which compares false with everything, is an error.
+        # Written so that a NaN fails.
         if not whole <= tolerance:
             raise GateError(f"{part} is off by {whole:.2g}, and {precision} explains {tolerance:g}")
         if not row <= PART_FACTOR * tolerance:
@@ -83,7 +81,7 @@ def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precisio
 
 
 def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
-    """Return the worst relative error of a position of a head, relative to the typical one where that is larger."""
+    """Return the worst error of a position of a head, relative to the typical size or its own, whichever is larger."""
     if not expected_BTK.any():
         return relative_error(actual_BTK, expected_BTK)
     size_BT = expected_BTK.double().norm(dim=-1)
@@ -94,17 +92,14 @@ def _row_error(actual_BTK: Tensor, expected_BTK: Tensor) -> float:
 
 
 MIXER_LENGTH = 133
-"""Positions of the layer that is held against its definition: past two chunks, with a ragged end."""
+"""Positions of the layer that is compared with its definition: past two chunks, with a ragged end."""
 
 
 def mixer_error(mixer: MixerSettings, head_width: int, device: torch.device, precision: str) -> float:
-    """Return the larger relative error of a small layer's output and of its input's gradient, by a mixer's backend.
+    """Return the larger relative error of a small layer's output and input gradient; raise GateError if beyond the
+    precision.
 
-    Args:
-        head_width: of the model that is timed; at another width other kernels may run.
-
-    Raises:
-        GateError: the backend is off by more than the precision explains.
+    At another head width than the timed model's other kernels may run.
     """
     case = Case(name="as timed", head_width=head_width)
     layer = build_mixer(mixer, device, case)

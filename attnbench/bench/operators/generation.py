@@ -1,4 +1,4 @@
-"""Whole models that generate: a text from its first token to its last, and one token behind a longer and longer one."""
+"""Whole models that generate: a text, and one token after a growing context."""
 
 import copy
 import time
@@ -30,7 +30,7 @@ RATE = "tokens_per_second"
 
 PROMPT_LENGTH = 16
 SHORT_TEXT = CapturedCall.NUM_WARMUP + 4
-"""Tokens generated before those that count: enough for a step to be recorded and replayed."""
+"""Tokens generated before those that count: enough to record and replay a step."""
 
 GATE_STEPS = 8
 NO_GRAPHS = "CUDA graphs need CUDA"
@@ -39,7 +39,7 @@ NO_GRAPHS = "CUDA graphs need CUDA"
 def measure_text(
     candidate: Candidate, num_tokens: int, batch_size: int, repeats: int, settings: dict[str, Any]
 ) -> Iterator[Measurement]:
-    """Yield seconds of a text by a plain loop and by a captured step, and how much faster the latter is."""
+    """Yield seconds of a text by a plain loop and by a captured step, and the latter's gain."""
     settings, seconds = settings | {"implementation": candidate.label}, {}
     for metric in (EAGER, CAPTURED):
         if metric == CAPTURED and candidate.conditions.device.type != "cuda":
@@ -72,7 +72,6 @@ def measure_context(
 
 
 def _model(candidate: Candidate) -> LanguageModel:
-    """Build a model with initial weights: what it writes means nothing, and takes as long as a text."""
     model = candidate.build().eval()
     if backend := model.backend_without_state:
         raise UserError(f"attn.backend={backend}: only trains, it takes no state")
@@ -120,7 +119,7 @@ def _time_text(
 
 
 def _steps_error(candidate: Candidate, model: LanguageModel, captured: bool) -> float:
-    """Compare the logits of some steps behind a prompt with the definition's; raises GateError for a wrong one."""
+    """Compare the logits of some steps behind a prompt with the definition's; raise GateError for a wrong one."""
     conditions = candidate.conditions
     length = PROMPT_LENGTH + CapturedCall.NUM_WARMUP + GATE_STEPS
     tokens_BT = _tokens(candidate, 2, length)
@@ -132,14 +131,13 @@ def _steps_error(candidate: Candidate, model: LanguageModel, captured: bool) -> 
         logits.append(step().clone())
     error = relative_error(torch.stack(logits, dim=1), _definition(model, tokens_BT)[:, PROMPT_LENGTH:])
     tolerance = TOLERANCES[conditions.precision]
-    # Written so that a NaN, which compares false with everything, is an error.
+    # Written so that a NaN fails.
     if not error <= tolerance:
         raise GateError(f"its steps' logits are off by {error:.2g}, and {conditions.precision} explains {tolerance:g}")
     return error
 
 
 def _definition(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
-    """Compute logits in float64, every mixer by its slow definition."""
     with torch.autocast(tokens_BT.device.type, enabled=False):
         wide = copy.deepcopy(model).double()
         x_BTD = wide.embed(tokens_BT)

@@ -17,14 +17,7 @@ from attnbench.settings.schema import PRECISIONS, MixerSettings, ModelSettings
 
 
 def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSettings:
-    """Read a size, [width, feed-forward width, layers, heads].
-
-    Args:
-        setting: its name, for errors.
-
-    Raises:
-        UserError: the size is none.
-    """
+    """Read a size, [width, feed-forward width, layers, heads], given by `setting`."""
     if len(size) != 4 or not all(type(part) is int and part > 0 for part in size) or size[0] % size[3]:
         raise UserError(f"{setting}={size}: must be [width, feed-forward width, layers, heads], heads dividing width")
     dim, feed_forward_width, num_layers, num_heads = size
@@ -35,11 +28,6 @@ def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSetting
 
 
 def resolved(mixer: MixerSettings, size: ModelSettings, conditions: Conditions) -> MixerSettings:
-    """Choose the backend that runs here.
-
-    Raises:
-        UserError: the mixer has none.
-    """
     return resolve_mixer(mixer, size, device_type=conditions.device.type, precision=conditions.precision)
 
 
@@ -79,7 +67,6 @@ class Candidate:
 
     @cached_property
     def matched(self) -> Matched:
-        """Match softmax's parameters; raises UserError where no width does."""
         return match_model(
             [self.mixer] * self.size.num_layers,
             self.size,
@@ -110,11 +97,7 @@ def candidate_of(
     use: str,
     backend: str | None = None,
 ) -> Candidate:
-    """Return the mixer of a yaml of conf/attn in a model of this size.
-
-    Args:
-        use: of the model, as a verb, for errors.
-        backend: in place of the yaml's.
+    """Return the mixer of a yaml of conf/attn in a model of this size; `use` is a verb for errors.
 
     Raises:
         UserError: the backend cannot run here, or the precision is for operators alone.

@@ -1,8 +1,7 @@
-"""Operators by themselves, ours beside those of libraries: inputs, definition, and a function for each implementation.
+"""Operators of ours and of libraries: inputs, definition, and a function for each implementation.
 
-A function takes an operator's inputs by name and returns its output, (B, T, H, V). Queries come scaled, but for softmax
-and the gated delta rule, which scale them by 1 / sqrt(K) as our kernels do. What is not here, or cannot run here, is
-refused by name when it is asked for: nothing else runs in its place.
+A function takes an operator's inputs by name and returns its output, (B, T, H, V). Queries come scaled, except for
+softmax and the gated delta rule, which scale them by 1 / sqrt(K). A missing implementation is refused by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +35,7 @@ Function = Callable[..., Tensor]
 
 
 class Packed(NamedTuple):
-    """A function that takes query, key and value side by side as `mixed`, (B, T, C), as a projection leaves them."""
+    """A function of `mixed`, (B, T, C): query, key and value side by side, as a projection leaves them."""
 
     function: Function
 
@@ -52,18 +51,16 @@ class Shape(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """One operator, and all implementations of it that a table may have."""
-
     inputs: Callable[[Shape, torch.Generator, torch.dtype], Inputs]
-    """All of them get gradients; gates are float32."""
+    """All get gradients; gates are float32."""
     definition: Function
-    """The same in whatever precision its inputs have; in float64 the reference."""
+    """The reference, computed in float64."""
     functions: Mapping[str, Callable[[Shape, Conditions], Function | Packed]]
-    """By the name of the implementation; raise UserError where it cannot run here."""
+    """By the name of the implementation; raise UserError if it cannot run here."""
     by_heads: bool = False
-    """True where heads are independent and the definition is of T × T weights: some heads are compared."""
+    """True for independent heads with a definition of T × T weights: only some heads are compared."""
     others: tuple[str, ...] = ()
-    """Implementations that compute something else, for the ratio, and are held against nothing."""
+    """Implementations of another function, for the ratio, which are not compared."""
 
 
 def _heads(shape: Shape, generator: torch.Generator, dtype: torch.dtype, *, unit: bool = True) -> Inputs:
@@ -83,7 +80,6 @@ def _uniform(shape: Shape, generator: torch.Generator, *channels: int) -> Tensor
 
 
 def _with_decay(shape: Shape, generator: torch.Generator, dtype: torch.dtype, *, unit: bool = True) -> Inputs:
-    """Add decays of 0.8 to 1 a head."""
     return _heads(shape, generator, dtype, unit=unit) | {"log_decay": -0.2 * _uniform(shape, generator)}
 
 
@@ -92,27 +88,25 @@ def _with_beta(shape: Shape, generator: torch.Generator, dtype: torch.dtype) -> 
 
 
 def _by_channel(shape: Shape, generator: torch.Generator, dtype: torch.dtype, *, beta: bool) -> Inputs:
-    """Add decays of 0.8 to 1 a key channel."""
     log_decay = -0.2 * _uniform(shape, generator, shape.head_width)
     strengths = {"beta": _uniform(shape, generator)} if beta else {}
     return _heads(shape, generator, dtype) | {"log_decay": log_decay} | strengths
 
 
 def _mamba2_inputs(shape: Shape, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    """Make query and key that all heads share, and steps of up to 0.1."""
     steps = {"step": 0.1 * _uniform(shape, generator)}
     return _heads(shape._replace(num_key_heads=1), generator, dtype) | steps
 
 
 def _retention_decay(value: Tensor) -> Tensor:
-    """RetNet's constant decays, (1, T, H): those that flash-linear-attention has too."""
+    """Return RetNet's constant decays, (1, T, H), as in flash-linear-attention."""
     head = torch.arange(value.shape[2], device=value.device, dtype=torch.float64)
     log_decay = torch.log1p(-(2.0 ** (-5.0 - head))).to(torch.promote_types(value.dtype, torch.float32))
     return log_decay.expand(1, value.shape[1], -1)
 
 
 def _mamba2_rates(step: Tensor) -> Tensor:
-    """-A of each head."""
+    """Return -A of each head."""
     return torch.linspace(1, 16, step.shape[2], device=step.device, dtype=step.dtype)
 
 
@@ -137,7 +131,7 @@ def _diagonal(
 
 
 def _delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, *, backend: str) -> Tensor:
-    """The torch form repeats key heads; the kernels share them."""
+    """Apply the rule; the torch form repeats key heads, which the kernels share."""
     if backend == "fla":
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
 
@@ -175,7 +169,7 @@ def _packed_mamba2(shape: Shape) -> Function:
 
 
 def _packed_scalar_decay(mixed: Tensor, log_decay: Tensor, write: Tensor | None, shape: Shape) -> Tensor:
-    # There with the kernels, as the backend is.
+    # Exists with the kernels, as the backend does.
     from attnbench.ops.scalar.scalar_decay import packed_scalar_decay  # pyright: ignore[reportAttributeAccessIssue]
 
     heads = (shape.num_key_heads, shape.head_width)

@@ -10,23 +10,23 @@ from attnbench.machine.timing import ColdCaches, Times
 
 
 class Passes:
-    """Calls of a function of `inputs`, which get gradients from the output's where there is one."""
+    """Calls of a function of `inputs`, which get gradients from the output's, if given."""
 
     def __init__(self, function: Callable[[], Tensor], inputs: Sequence[Tensor], gradient: Tensor | None) -> None:
         self._function, self.inputs, self.gradient = function, inputs, gradient
         self.output: Tensor | None = None
 
     def forward(self) -> None:
-        """Keep the output, and with it what the backward pass needs, in place of the last."""
+        """Keep the output with its graph, in place of the last one."""
         self.output = None
         with torch.set_grad_enabled(self.gradient is not None):
             self.output = self._function()
 
     def backward(self) -> tuple[Tensor, ...]:
-        """Return the gradients of the last forward pass; frees what it kept."""
+        """Return the gradients of the last forward pass, and free its graph."""
         output, self.output = self.output, None
         assert output is not None
-        # What a function does not read has no gradient.
+        # An unused input has no gradient.
         return torch.autograd.grad(output, self.inputs, self.gradient, allow_unused=True)
 
     def total(self) -> None:
@@ -34,14 +34,13 @@ class Passes:
         self.backward()
 
     def outcome(self) -> list[Tensor]:
-        """Return the output and, where there are any, the gradients."""
+        """Return the output and the gradients, if any."""
         self.forward()
         assert self.output is not None
         output = self.output.detach()
         return [output, *(self.backward() if self.gradient is not None else ())]
 
     def times(self, names: Sequence[str], repetition: Repetition) -> Iterator[tuple[str, Times]]:
-        """Time each named pass with cold caches."""
         device = self.inputs[0].device
         cold = ColdCaches(device)
         for name in names:

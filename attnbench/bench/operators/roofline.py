@@ -1,9 +1,8 @@
-"""The least time that work can take on a device: its operations and bytes against ceilings measured there.
+"""The least time that work can take on a device: its operations and bytes against measured ceilings.
 
     floor = max(operations / fastest matrix product, bytes / fastest copy)
 
-Bytes are those of inputs and outputs, once each; operations those of matrix products. Exponentials are not counted: at
-16 channels a head a kernel that they hold up stays far below 1.
+Bytes are those of inputs and outputs, once each; operations those of matrix products, without exponentials.
 """
 
 from typing import Any, NamedTuple
@@ -36,12 +35,10 @@ def measure_ceilings(device: torch.device, precision: str) -> Ceilings:
 
 
 def attention_work(shape: Any, itemsize: int) -> dict[str, Work]:
-    """Return the work of attention's forward pass, its backward pass and both in total, by name.
-
-    `shape` has batch_size, num_heads, sequence_length, head_width and causal.
+    """Return the work of attention's forward pass, its backward pass and both, by name.
 
     Forward: two products over the visible pairs; three tensors read, one written. Backward: five products, with the
-    scores made again; five read, three written.
+    scores computed again; five read, three written.
     """
     length, channels = shape.sequence_length, shape.batch_size * shape.num_heads * shape.head_width
     product = 2 * channels * (length * (length + 1) // 2 if shape.causal else length**2)

@@ -1,5 +1,5 @@
 """Implementations of one new position: attention over a cache, whole or split along the keys, and steps of recurrent
-states, see ops/state_steps.py."""
+states (ops/state_steps.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from attnbench.ops.state_steps import STATE_STEPS, StateStep, StepInputs
 from attnbench.settings.errors import UserError
 
 MAX_COMPARED = 8
-"""Heads of all sequences that are held against float64, the first and the last among them."""
+"""Heads of all sequences that are compared with float64, the first and the last among them."""
 
 MAX_KERNEL_WIDTH = 256
 
@@ -49,26 +49,24 @@ class StepExample(NamedTuple):
 
 
 Call = Callable[[], Tensor]
-"""The call that is timed; returns y as any view of (B, H, K)."""
+"""Timed call; returns y as any view of (B, H, K)."""
 
 Refuse = Callable[[str, str, int], str | None]
-"""Returns why an implementation cannot run on a device type, in a precision, at a head width; None where it can."""
+"""Returns the reason why an implementation cannot run on a device type, in a precision, at a head width; or None."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Step:
-    """One new position by one implementation."""
-
     name: str
     prepare: Callable[[StepExample], Call]
-    """Lay the inputs out as this implementation wants them, or raise a UserError where something is not installed."""
+    """Lay the inputs out for this implementation, or raise UserError for a missing library."""
     refuse: Refuse
     expected: Callable[[StepExample], Tensor]
     """y in float64, (heads compared, 1, K)."""
     work: Callable[[CacheShape, int], Work]
-    """Operations and bytes, at so many bytes a number."""
+    """Operations and bytes, at the given bytes a number."""
     backend: Callable[[str, str, int], str] | None = None
-    """Name of the kernel that a mixer's step has, as for `refuse`; None where the implementation's name says it."""
+    """Name of the kernel of a mixer's step, as for `refuse`; None: the implementation's name says it."""
 
     def label(self, device_type: str, precision: str, width: int) -> str:
         return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, precision, width)})"

@@ -1,1 +1,1 @@
-"""Training steps and attention under torch's profiler: recordings, traces, the parts of a step. No table lies here."""
+"""Training steps and attention under torch's profiler: recordings, traces, the parts of a step."""

@@ -1,4 +1,4 @@
-"""Attention with shared key/value heads and rotary positions under the profiler: the textbook's and fused ones."""
+"""Attention with shared key/value heads and rotary positions under the profiler, textbook and fused."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ FUSED_OPERATORS = (
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 )
-"""Operators whose operations the profiler does not count: ours stand in the table, two products over all pairs."""
+"""Operators whose operations the profiler does not count: the table has our count."""
 
 TOTAL, PEAK = "profiled_milliseconds", "peak_above_inputs_mib"
 
@@ -40,7 +40,7 @@ UNITS = {"forward_milliseconds": "ms", TOTAL: "ms", PEAK: "MiB"}
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class GroupedShape:
-    """Shape of an attention whose query heads share heads of keys and values in groups."""
+    """Shape of an attention whose query heads share key/value heads in groups."""
 
     batch_size: int
     sequence_length: int
@@ -80,7 +80,6 @@ def textbook(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
 
 
 def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
-    """Rotate, and call torch's attention through the named kernel."""
     query, key, value = shape.split(packed_BTC)
     query_BHTK, key_BGTK = (rotate(x, angles).transpose(1, 2) for x in (query, key))
     return IMPLEMENTATIONS[name].make()(query_BHTK, key_BGTK, value.transpose(1, 2), shape.causal)
@@ -181,7 +180,7 @@ def _profile(
         raise UserError(refusal)
     call = partial(ATTENTIONS[name], shape, example.packed_BTC, example.angles)
     yield error_row(largest_error([by_head(call(), example.heads)], example.expected, conditions.precision), settings)
-    # Only now: the gate's tensors are in float64 and larger than the call's.
+    # Only now: the gate's float64 tensors are larger than the call's.
     memory = PeakMemory(conditions.device)
     call()
     peak_mib = memory.mib()

@@ -1,7 +1,7 @@
 """Parts of an eager training step: labels around the model's modules, and each part's share of the step.
 
-Forward work lies inside a label. Backward work carries the sequence number of the forward operator that it is the
-gradient of, and belongs where that lies.
+Forward work lies inside a label. Backward work has the sequence number of its forward operator, and belongs to its
+label.
 """
 
 import math
@@ -21,25 +21,24 @@ from attnbench.results.rows import Measurement
 from attnbench.training.step import Batch
 
 PARTS = ("mixing", "projections", "feed-forward", "norm", "loss", "optimizer", "other")
-"""Mixing is all that a mixer does besides its projections and norms, short convolution and rotation included. Other are
-embedding, residual additions, copies of the inputs, and work of unknown part."""
+"""Mixing is everything in a mixer besides its projections and norms. Other are embedding, residual additions, copies of
+the inputs, and work of unknown part."""
 
 IDLE = "idle"
-"""Time of a step that no work fills; a part beside PARTS."""
+"""Time of a step without work; a part beside PARTS."""
 
 PASSES = ("forward", "backward", "optimizer")
 
 NORMS = (RMSNorm, nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 BACKWARD_NODE = "autograd::engine::evaluate_function"
-"""Beginning of the name of the operator in which autograd's engine runs one node; the node's name follows."""
+"""Beginning of the operator's name in which autograd's engine runs one node; the node's name follows."""
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that are labelled, and their labels; a label inside another is the one that counts.
+    """Yield the modules that are labelled, and their labels; the innermost label counts.
 
-    A feed-forward is one part with all that it has inside. In a mixer its linear maps are projections and its norms are
-    norms; all else that it does is mixing.
+    A feed-forward is one part. In a mixer linear maps are projections, norms are norms, and everything else is mixing.
     """
     for child in model.children():
         if isinstance(child, FeedForward):
@@ -89,7 +88,7 @@ def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def part_rows(recording: Recording, num_steps: int, step_ms: float, settings: dict[str, Any]) -> Iterator[Measurement]:
-    """Milliseconds and share of every part and pass of a step, idle time among the parts.
+    """Yield milliseconds and share of every part and pass of a step, idle time among the parts.
 
     Args:
         recording: `num_steps` labelled steps.
@@ -106,7 +105,7 @@ def part_rows(recording: Recording, num_steps: int, step_ms: float, settings: di
     missing = max(0.0, busy - math.fsum(parts.values()))
     parts["other"] += missing
     unplaced = missing + sum(ms for part, name, ms in _placed(recording) if part == "other" and not name) / num_steps
-    # Kernels take a little longer under the profiler: where their sum passes the step's time, nothing is idle.
+    # Kernels take a little longer under the profiler: their sum may exceed the step's time.
     whole = max(step_ms, busy) or 1.0
     for part, milliseconds in parts.items():
         labels = settings | {"part": part}
@@ -119,17 +118,16 @@ def part_rows(recording: Recording, num_steps: int, step_ms: float, settings: di
 
 
 def idle_row(busy_ms: float, step_ms: float, settings: dict[str, Any]) -> Measurement:
-    """The share of a step that no work fills."""
     share = max(0.0, 1 - busy_ms / step_ms) if step_ms else 0.0
     return Measurement(metric="part_share", value=share, unit="1", settings=settings | {"part": IDLE})
 
 
 def _placed(recording: Recording) -> Iterator[tuple[str, str, float]]:
-    """Yield part, pass (empty where it is unknown) and milliseconds of the work that each operator started itself."""
+    """Yield part, pass (empty if unknown) and milliseconds of the work that each operator started itself."""
     events = [event for event in recording.profiler.events() or () if is_operator(event)]
     makers: dict[int, Any] = {}
-    # A forward operator shows the number that the next node will get, whether it makes that node or not. The maker is
-    # the last to begin: after it the number is another.
+    # A forward operator shows the number of the next node, whether it makes that node or not. The maker is the last
+    # operator that begins with the number.
     for event in sorted(events, key=lambda event: event.time_range.start):
         if event.sequence_nr >= 0 and not event.fwd_thread and not any(map(_is_backward, _path(event))):
             makers[event.sequence_nr] = event
@@ -146,7 +144,7 @@ def _placed(recording: Recording) -> Iterator[tuple[str, str, float]]:
 
 
 def _path(event: Any) -> Iterator[Any]:
-    """The event and those around it, innermost first."""
+    """Yield the event and those around it, innermost first."""
     while event is not None:
         yield event
         event = event.cpu_parent

@@ -16,32 +16,30 @@ from torch.profiler import ProfilerActivity, profile
 from attnbench.machine.device import synchronize
 from attnbench.results.rows import Measurement
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import unlinked
+from attnbench.settings.paths import unlinked
 
 MAX_NAME_CHARACTERS = 90
-"""The name of a kernel made from a template fills a page."""
+"""The name of a template's kernel fills a page."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Line:
-    """One operator or kernel of the profiler's table, over all calls that were recorded."""
+    """One operator or kernel of the profiler's table, over all recorded calls."""
 
     name: str
     calls: int
     milliseconds: float
-    """On the device, or of the host where that is the device; without the operators that it calls."""
+    """On the device, or of the host on a CPU; without the operators that it calls."""
     memory_mib: float | None = None
-    """Allocated less freed, the operators that it calls included; None where that was not recorded."""
+    """Allocated less freed, including called operators; None if not recorded."""
     mflops: float | None = None
-    """The profiler's count, which knows products, sums and convolutions, or ours; None where there is neither."""
+    """The profiler's count, which knows products, sums and convolutions, or ours; None without either."""
     counted_here: bool = False
     """`mflops` is our count."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Recording:
-    """Some calls under the profiler."""
-
     profiler: profile
     device_type: str
     detailed: bool
@@ -56,13 +54,12 @@ class Recording:
     def lines(self, flops: Mapping[str, float] | None = None) -> list[Line]:
         """Return a line for each operator that started work, the longest first.
 
-        Args:
-            flops: of one call of an operator that the profiler counts none of, by its name.
+        `flops`: of one call, by name, of operators that the profiler does not count.
         """
         return self._lines(is_operator, flops or {})
 
     def kernels(self) -> list[Line]:
-        """Return a line for each kernel, the longest first: all that is known of the replay of a graph."""
+        """Return a line for each kernel, the longest first: a replayed graph shows nothing else."""
         return self._lines(lambda event: event.device_type != DeviceType.CPU, {})
 
     def _lines(self, is_shown: Callable[[Any], bool], flops: Mapping[str, float]) -> list[Line]:
@@ -87,11 +84,11 @@ class Recording:
         return sorted(lines, key=lambda line: -line.milliseconds)
 
     def write_trace(self, path: Path) -> None:
-        """Write it for Perfetto or chrome://tracing, compressed, without the name of the host; once."""
+        """Write a compressed trace for Perfetto or chrome://tracing, without the name of the host."""
         with TemporaryDirectory() as folder:
             written = Path(folder) / "trace.json"
             self.profiler.export_chrome_trace(str(written))
-            # As torch writes it: names of kernels may hold what is no UTF-8.
+            # torch writes names of kernels that may be no UTF-8.
             trace = json.loads(written.read_text(encoding="utf-8", errors="replace"), strict=False)
         kept = {key: value for key, value in trace.items() if key not in ("host_name", "traceName")}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +101,7 @@ def is_operator(event: Any) -> bool:
 
 
 def own_microseconds(event: Any, device_type: str) -> float:
-    """Time of the work that an event started itself; of a kernel, its own."""
+    """Return the time of the work that an event started itself."""
     if device_type == "cpu":
         return event.self_cpu_time_total
     if event.device_type != DeviceType.CPU:
@@ -113,15 +110,12 @@ def own_microseconds(event: Any, device_type: str) -> float:
 
 
 def record(function: Callable[[], object], device: torch.device, *, num_calls: int, detailed: bool) -> Recording:
-    """Call a function under the profiler. Warm it up before.
+    """Call a function under the profiler, after a warm-up of the caller's.
 
-    Args:
-        detailed: also shapes, memory and FLOPs, which cost the host time at every operator.
-
-    Raises:
-        UserError: the profiler saw no work on the device.
+    `detailed` adds shapes, memory and FLOPs, which cost the host time at every operator. Raises UserError if the
+    profiler saw no work on the device.
     """
-    # Above all its levels: it would write of its own starts and stops to standard error. Read when it first starts.
+    # Above all its levels, because it would log its starts and stops. Read when it first starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     synchronize(device)
@@ -141,11 +135,7 @@ def record(function: Callable[[], object], device: torch.device, *, num_calls: i
 
 
 def operator_rows(lines: Sequence[Line], settings: dict[str, Any], num_lines: int) -> Iterator[Measurement]:
-    """Time, share, calls, memory and FLOPs of the longest, and time and calls of all others together.
-
-    Args:
-        lines: the longest first.
-    """
+    """Yield time, share, calls, memory and FLOPs of the longest lines, and time and calls of all others together."""
     whole, shown, rest = sum(line.milliseconds for line in lines) or 1.0, [*lines[:num_lines]], lines[num_lines:]
     if rest:
         calls, milliseconds = sum(line.calls for line in rest), sum(line.milliseconds for line in rest)
@@ -163,7 +153,7 @@ def operator_rows(lines: Sequence[Line], settings: dict[str, Any], num_lines: in
 
 
 def shortened(name: str) -> str:
-    """The name without its middle where it is too long: both its ends tell kernels apart."""
+    """Cut the middle of a long name: both its ends tell kernels apart."""
     if len(name) <= MAX_NAME_CHARACTERS:
         return name
     kept = MAX_NAME_CHARACTERS // 2 - 1

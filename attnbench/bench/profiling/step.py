@@ -42,8 +42,6 @@ Build = Callable[[], LanguageModel]
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class StepCase:
-    """The training step that is profiled, and how often."""
-
     mixer: str
     length: int
     batch_size: int
@@ -56,12 +54,11 @@ class StepCase:
 
 
 def forms(device_type: str) -> tuple[str, ...]:
-    """The step that trains and, where its modules cannot be seen, the one where they can."""
+    """Return the step that trains and, on CUDA, also the one whose modules can be seen."""
     return (CAPTURED, EAGER) if device_type == "cuda" else (EAGER,)
 
 
 def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
-    """Yield all rows of a mixer at a length, form after form."""
     cell = cell | {"backend": ""}
     size = {"size": case.model, "vocabulary_size": case.vocabulary_size, "length": case.length}
     candidate = attempted(lambda: candidate_of(case.mixer, conditions, **size, use="train"))
@@ -76,7 +73,7 @@ def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -
         return
     error, flops_per_token = checked
     assert flops_per_token is not None, "a mixer of attnbench's own"
-    # The bytes of a step are not counted: at these sizes it is its operations that take the time.
+    # Bytes are not counted: at these sizes operations take the time.
     floor_ms = Work(round(3 * flops_per_token * case.length * case.batch_size), 0).floor_ms(conditions.ceilings)
     for form in forms(conditions.device.type):
         settings = cell | {"form": form}
@@ -92,11 +89,11 @@ def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -
 def _captured(
     case: StepCase, build: Build, conditions: Conditions, settings: dict[str, Any], floor_ms: float
 ) -> Iterator[Measurement]:
-    """The step that trains on a GPU: compiled, and replayed as a CUDA graph, of which kernels alone are seen."""
+    """Profile the step that trains on a GPU, compiled and replayed as a CUDA graph, of which kernels alone are seen."""
     memory, state = PeakMemory(conditions.device), _fresh(build)
     step = _stepping(case, conditions, stepper(state, TRAINING, conditions.precision, compiled=True, captured=True))
     for _ in range(CapturedCall.NUM_WARMUP + 1):
-        # The last of them is recorded.
+        # The last one is recorded.
         step()
     times = case.repetition.times(step, conditions.device)
     yield from time_rows("step", times, settings, floor_ms)
@@ -110,7 +107,7 @@ def _captured(
 def _eager(
     case: StepCase, build: Build, conditions: Conditions, settings: dict[str, Any], floor_ms: float
 ) -> Iterator[Measurement]:
-    """The same step, neither compiled nor captured: on a CPU the one that trains. Modules are labelled."""
+    """Profile the step neither compiled nor captured, with labelled modules; on a CPU it is the one that trains."""
     memory, state = PeakMemory(conditions.device), _fresh(build)
 
     def take(batch: Batch, rate: torch.Tensor) -> StepReport:

@@ -25,7 +25,7 @@ from attnbench.results.job import Job
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.registry import TRUSTED
 from attnbench.settings.schema import ComparisonSettings
-from attnbench.settings.text import MAX_JSON_BYTES, read_bounded, read_object
+from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded, read_object
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from attnbench.results.job import Job
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import ComparisonSettings
-from attnbench.settings.text import MAX_JSON_BYTES, read_bounded
+from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
 
 TIMED_HOST = "timed_host"
 """File of .slurm/ with the node of the timed cells."""

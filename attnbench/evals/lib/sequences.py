@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.data.batches import block_order
 from attnbench.evals.base import Probe
+from attnbench.evals.lib.task_data import joined
 from attnbench.machine.device import synchronize
 from attnbench.training.step import Batch
 
@@ -96,8 +97,7 @@ class TrainingSequences:
             self._narrow(self.task.sequences("train", self.seed, first, min(CHUNK, end - first), self.device))
             for first in range(start, end, CHUNK)
         ]
-        parts = (torch.cat(tensors) if tensors[0] is not None else None for tensors in zip(*pieces, strict=True))
-        batch = Batch(*parts)  # pyright: ignore[reportArgumentType]
+        batch = joined(pieces)
         if self._is_at_every_position and not _is_at_every_position(batch):
             if chunk:
                 raise ValueError(f"{self.task}: labels of sequences {start} to {end} stand elsewhere than all before")

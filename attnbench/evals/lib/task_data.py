@@ -4,7 +4,7 @@ The split of a sequence is a hash of its content. A sequence drawn for a split t
 so that splits cannot overlap, whatever the seeds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -141,7 +141,10 @@ def hashes_in_split(
 def in_pieces(make: Callable[[Tensor], Batch], start: int, count: int, device: torch.device) -> Batch:
     """Make the sequences start ... start + count - 1; `make` makes those of indices (B,)."""
     indices = torch.arange(start, start + count, device=device).split(ROWS_AT_ONCE[device.type])
-    pieces = [make(index_B) for index_B in indices]
+    return joined([make(index_B) for index_B in indices])
+
+
+def joined(pieces: Sequence[Batch]) -> Batch:
     if len(pieces) == 1:
         return pieces[0]
     parts = (torch.cat(tensors) if tensors[0] is not None else None for tensors in zip(*pieces, strict=True))

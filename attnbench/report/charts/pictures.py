@@ -10,6 +10,7 @@ from attnbench.report.charts.vega import draw, draw_bars
 from attnbench.report.sections import words
 from attnbench.results.numbers import format_interval
 from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.seeds import Figure
 
 
@@ -49,9 +50,8 @@ def _drawing(plot: Plot) -> Drawing:
     # Intervals of positive numbers may reach below 0, where a logarithmic axis ends.
     least = y.domain[0] if y.is_logarithmic and y.domain is not None else None
     points, levels = [_datum(plot, figure, least) for figure in with_mean], plot.chance()
-    missing: dict[str, list[Datum]] = {}
-    for figure in plot.missing:
-        missing.setdefault(figure.label, []).append(_datum(plot, figure))
+    crosses = grouped(plot.missing, lambda figure: figure.label)
+    missing = {label: [_datum(plot, figure) for figure in group] for label, group in crosses.items()}
     return Drawing(
         description=describe(plot),
         labels=labels_of(plot.figures),

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.report.blocks import file_name
 from attnbench.report.sections import words
-from attnbench.verdict.axes import is_chance
+from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.seeds import Figure
 
 TOKENS = "tokens_per_step"
@@ -72,12 +72,8 @@ class Plot:
 
 
 def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | None) -> list[Plot]:
-    """Choose the plots of one evaluation.
-
-    Args:
-        declared: its (metric, axis) pairs; None if unknown: then each metric has a plot along its axis with most
-        numbers.
-    """
+    """Choose the plots of one evaluation: of its `declared` (metric, axis) pairs or, if unknown, of each metric along
+    its axis with most numbers."""
     pairs = declared if declared is not None else _pairs(figures)
     plots = [plot for metric, axis in pairs for plot in _plots(figures, metric, axis)]
     # Axes with a single value give equal plots: one of them is enough.
@@ -88,9 +84,8 @@ def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | No
 
 def describe(plot: Plot) -> str:
     """Describe the plot for readers who cannot see it."""
-    by_variant: dict[str, list[Figure]] = {}
-    for figure in sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot)):
-        by_variant.setdefault(figure.label, []).append(figure)
+    shown = sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot))
+    by_variant = grouped(shown, lambda figure: figure.label)
     parts = []
     for variant, group in by_variant.items():
         if plot.is_whole:
@@ -114,9 +109,8 @@ def share(figure: Figure) -> str:
 
 def missing_text(plot: Plot) -> str:
     """List missing numbers: "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
-    groups: dict[tuple[str, str], list[Figure]] = {}
-    for figure in sorted(plot.missing, key=_place_in(plot)):
-        groups.setdefault((figure.label, words.outcome(figure)), []).append(figure)
+    missing = sorted(plot.missing, key=_place_in(plot))
+    groups = grouped(missing, lambda figure: (figure.label, words.outcome(figure)))
     return "; ".join(
         f"{variant} {what} at {words.listed(words.shown_value(plot.position(figure)) for figure in group)}"
         for (variant, what), group in groups.items()

@@ -98,12 +98,7 @@ def runtime() -> str:
 
 
 def _draw(name: str, **arguments: Any) -> bytes:
-    """Call a function of vl-convert in the chart engine.
-
-    Raises:
-        UserError: the engine ended, as when out of memory.
-        ValueError: the function refused its arguments.
-    """
+    """Call a function of vl-convert in the chart engine; raise ValueError if it refuses its arguments."""
     engine = _engine()
     assert engine.stdin is not None
     assert engine.stdout is not None

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from attnbench.report.charts.marks import Axis, Datum, Drawing
-from attnbench.settings.errors import printable
+from attnbench.settings.escape import printable
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 

@@ -32,10 +32,8 @@ NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primar
 
 
 def answer(inputs: "Inputs") -> dict[str, list[str]]:
-    """Return the lines of the answer by topic; empty topics are left out.
-
-    For a factorial, the tables of effects are the answer.
-    """
+    """Return the lines of the answer by topic; empty topics are left out. For a factorial, the tables of effects are
+    the answer."""
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}

@@ -8,6 +8,7 @@ from attnbench.report.charts.marks import Datum
 from attnbench.report.charts.vega import draw_bounds
 from attnbench.report.sections import words
 from attnbench.results.numbers import percent_of_nats, without_rounding
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict, common_reference
 
 FEWEST = 3
@@ -20,11 +21,9 @@ def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
     reference = common_reference(verdicts)
     if reference is None:
         return None
-    by_evaluation: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        # Infinite differences are in the sentences only.
-        if verdict.difference is not None and all(map(math.isfinite, _ends(verdict))):
-            by_evaluation.setdefault(verdict.pair.evaluation, []).append(verdict)
+    # Infinite differences are in the sentences only.
+    drawn = [it for it in verdicts if it.difference is not None and all(map(math.isfinite, _ends(it)))]
+    by_evaluation = grouped(drawn, lambda it: it.pair.evaluation)
     shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
     about = (
         "A line is the interval of a variant’s difference at its Holm level; it excludes 0, the dashed line, if one of "

@@ -10,6 +10,7 @@ from attnbench.report.sections import words
 from attnbench.results.metrics import AXES, DEFINITIONS
 from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, same_models, sittings_lead
 from attnbench.verdict.summary import Column, Entry, headline_columns
@@ -53,12 +54,9 @@ def evaluation_section(
 def evaluation_sections(
     figures: Sequence[Figure], verdicts: Sequence[Verdict], protocol: Protocol, variants: Sequence[str]
 ) -> list[Section]:
-    by_evaluation: dict[str, list[Figure]] = {}
-    for figure in figures:
-        by_evaluation.setdefault(figure.evaluation, []).append(figure)
     return [
         evaluation_section(group, [it for it in verdicts if it.pair.evaluation == name], protocol, variants)
-        for name, group in by_evaluation.items()
+        for name, group in grouped(figures, lambda figure: figure.evaluation).items()
     ]
 
 

@@ -15,10 +15,10 @@ from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.settings.errors import UserError
-from attnbench.settings.text import read_object
+from attnbench.settings.untrusted import read_object
 from attnbench.training.log import stream_metrics
 from attnbench.training.sample import SAMPLE
-from attnbench.verdict.axes import axes
+from attnbench.verdict.axes import axes, grouped
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.rates import Choice, rate_dots
 from attnbench.verdict.seeds import Figure
@@ -40,11 +40,8 @@ def rate_section(rates: Sequence[Choice], primaries: Mapping[str, Primary], vari
     searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
     if not searched:
         return None
-    by_evaluation: dict[str, list[Choice]] = {}
-    for rate in searched:
-        by_evaluation.setdefault(rate.evaluation, []).append(rate)
     pictures = []
-    for evaluation, group in by_evaluation.items():
+    for evaluation, group in grouped(searched, lambda rate: rate.evaluation).items():
         primary = primaries.get(evaluation)
         hardest = max((it.settings for it in group), key=primary.hardness) if primary else group[0].settings
         pictures.append(_rate_picture([it for it in group if it.settings == hardest], variants))
@@ -134,10 +131,8 @@ class Curve:
 def curve_section(
     inputs: Inputs, figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
 ) -> Section | None:
-    groups: dict[str, list[ResultRow]] = {}
-    for row in inputs.rows:
-        if row.identity.run in inputs.folders and not is_search(row.identity.seed):
-            groups.setdefault(row.identity.run, []).append(row)
+    scored = [row for row in inputs.rows if row.identity.run in inputs.folders and not is_search(row.identity.seed)]
+    groups = grouped(scored, lambda row: row.identity.run)
     pictures = []
     trainings = [row.identity.evaluation for row in inputs.rows if _is_training(row.identity.evaluation)]
     for evaluation in dict.fromkeys([*trainings, *primaries]):
@@ -230,10 +225,7 @@ def sample_section(inputs: Inputs) -> Section | None:
         path = inputs.folders.get(run, Path()) / SAMPLE
         if run not in inputs.folders or is_search(identity.seed) or identity.variant in shown or not path.exists():
             continue
-        try:
-            content = read_object(path)
-        except UserError as error:
-            raise UserError(f"{error}; you may remove the file: it contains only a sample of text") from None
+        content = read_object(path, "you may remove the file: it contains only a sample of text")
         prompt, text = content.get("prompt"), content.get("text")
         if not isinstance(prompt, str) or not isinstance(text, str):
             raise UserError(f"{path}: is not a sample of text; you may remove the file")

@@ -50,7 +50,7 @@ class Differing:
 def surroundings(rows: Sequence[ResultRow]) -> list[str]:
     """Return sentences on options in which variants differ; evaluations that agree share a sentence.
 
-    An option that only one mixer has belongs to that mixer, unless it is one of PARTS. Old rows lack options.
+    An option that only one mixer has belongs to that mixer, unless it is one of PARTS.
     """
     options = _options(rows)
     if not any(len(by_variant) > 1 for by_variant in options.values()):
@@ -106,10 +106,8 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
 
 @cache
 def _classes() -> "dict[str, type[Mixer]]":
-    """Return attnbench's mixers by class name, which rows have.
-
-    Imported here: mixers load torch, and commands answer signals before that.
-    """
+    """Return attnbench's mixers by class name. Imported here: mixers load torch, and commands answer signals before
+    that."""
     from attnbench.mixers.base import Mixer
 
     files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((CONF / "attn").glob("*.yaml"))]

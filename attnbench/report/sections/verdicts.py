@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from attnbench.report.sections import words
 from attnbench.results.numbers import without_rounding
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict, common_reference
 
 MANY = 6
@@ -11,10 +12,8 @@ MANY = 6
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Group verdicts by outcome and omit empty groups.
-
-    Each pair has a sentence; with one reference and many variants, each evaluation has one.
-    """
+    """Group verdicts by outcome and omit empty groups: a sentence for each pair or, with one reference and many
+    variants, for each evaluation."""
     winners = [it for it in verdicts if it.winner is not None]
     alike = [it for it in verdicts if it.is_equivalent and it.winner is None]
     reference = common_reference(verdicts)
@@ -32,9 +31,7 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
 
 
 def _better_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
-    groups: dict[tuple[str, bool, str], list[Verdict]] = {}
-    for it in verdicts:
-        groups.setdefault((_what(it), it.winner == reference, _size(it)), []).append(it)
+    groups = grouped(verdicts, lambda it: (_what(it), it.winner == reference, _size(it)))
     sentences = []
     for (what, is_worse, size), group in groups.items():
         who = f"{reference} is better than" if is_worse else f"better than {reference} {_are(group)}"
@@ -43,9 +40,7 @@ def _better_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
 
 
 def _equivalent_together(verdicts: Sequence[Verdict], reference: str) -> list[str]:
-    groups: dict[str, list[Verdict]] = {}
-    for it in verdicts:
-        groups.setdefault(f"{words.capitalized(_what(it))}, within {it.pair.primary.margin_text}", []).append(it)
+    groups = grouped(verdicts, lambda it: f"{words.capitalized(_what(it))}, within {it.pair.primary.margin_text}")
     return [f"{what}: as good as {reference} {_are(group)} {_in_order(group)}." for what, group in groups.items()]
 
 
@@ -59,10 +54,7 @@ def _in_order(verdicts: Sequence[Verdict]) -> str:
 
 
 def _by_pair(verdicts: Sequence[Verdict], sentence: Callable[[list[Verdict]], str]) -> list[str]:
-    pairs: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        pairs.setdefault(_names(verdict), []).append(verdict)
-    return [sentence(group) for group in pairs.values()]
+    return [sentence(group) for group in grouped(verdicts, _names).values()]
 
 
 def _names(verdict: Verdict) -> tuple[str, str]:
@@ -97,10 +89,7 @@ def _equivalent(verdicts: list[Verdict]) -> str:
 
 
 def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
-    groups: dict[tuple[str, int], list[Verdict]] = {}
-    for verdict in verdicts:
-        if not verdict.reason:
-            groups.setdefault((_what(verdict), verdict.num_seeds), []).append(verdict)
+    groups = grouped((it for it in verdicts if not it.reason), lambda it: (_what(it), it.num_seeds))
     return [
         *(
             f"{evaluation} at {num_seeds} seeds; would be decided by: {'; '.join(_by_seeds(group))}."
@@ -111,12 +100,11 @@ def _undecided(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _by_seeds(group: Sequence[Verdict]) -> list[str]:
-    pairs: dict[str, list[str]] = {}
-    for it in group:
-        pairs.setdefault(words.seeds_text(it), []).append(f"{it.pair.first} and {it.pair.second}")
+    pairs = grouped(group, words.seeds_text)
     if len(pairs) == 1 and len(group) > 2:
         return [f"all {len(group)} pairs {next(iter(pairs))}"]
-    return [f"{', '.join(names)} {text}" for text, names in pairs.items()]
+    names = {text: ", ".join(f"{it.pair.first} and {it.pair.second}" for it in some) for text, some in pairs.items()}
+    return [f"{named} {text}" for text, named in names.items()]
 
 
 def _what(verdict: Verdict) -> str:

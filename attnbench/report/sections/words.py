@@ -149,10 +149,7 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def of_seeds(verdict: Verdict) -> str:
-    """Name the seeds that a verdict on accuracies is about, ", of seeds that solve it"; empty if it is about all.
-
-    Equal accuracies do not show how often a seed fails.
-    """
+    """Name the seeds that a verdict on accuracies is about, ", of seeds that solve it"; empty if it is about all."""
     is_limited = verdict.is_equivalent and verdict.pair.primary.kind == "accuracy"
     condition = verdict.pair.condition or ("seeds like these" if is_limited else "")
     return f", of {condition}" if condition else ""
@@ -165,8 +162,8 @@ def seeds_text(verdict: Verdict) -> str:
 def difference(verdict: Verdict) -> str:
     """Format a difference and its interval, with the numbers of seeds that solve the task.
 
-    Scores: the better one minus the other. Perplexity: the first's relative to the second's (the reference), in
-    percent: "84 % [55, 119] higher"; with a sign if neither is better.
+    Scores: the better one minus the other. Perplexity: the first's relative to the second's, in percent: "84 % [55,
+    119] higher"; with a sign if neither is better.
     """
     pair = verdict.pair
     notes = [f"diverged seeds of {listed(pair.failed)} count as chance"] if pair.failed else []

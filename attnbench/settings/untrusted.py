@@ -1,13 +1,10 @@
-"""Untrusted input and output: bounded files, JSON and yaml as plain data; escaping for terminals and Markdown."""
+"""Untrusted input: bounded files, and JSON and yaml as plain data."""
 
 import errno
 import gzip
 import json
-import logging
 import math
 import os
-import re
-import shutil
 import stat
 from contextlib import nullcontext
 from io import BufferedReader
@@ -17,7 +14,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
-from attnbench.settings.errors import UserError, printable
+from attnbench.settings.errors import UserError
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 2**18
@@ -25,55 +22,6 @@ MAX_YAML_BYTES = 2**18
 
 MAX_DEPTH = 64
 """Deepest nesting of JSON."""
-
-PATH = r"(?:~[\w.-]*|\.\.(?:/\.\.)*)?/"
-"""Beginning of a path that is absolute, in a home, or above the working directory."""
-
-WHOLE_PATH = re.compile(rf"(?P<setting>[+~]*[\w.@-]+=)?{PATH}.*")
-PATH_IN_TEXT = re.compile(
-    rf"(?<=')(?P<setting>[+~]*[\w.@-]+=)?{PATH}(?:[^/'\n]*/)*(?P<quoted>[^/'\n]+)(?=')"
-    rf"|(?<![\w.:/~<>]){PATH}(?:[^\s/'\",;:()\[\]{{}}<>]+/)*(?P<name>[^\s/'\",;:()\[\]{{}}<>]+)"
-)
-
-
-def without_paths(value: Any) -> Any:
-    """Reduce absolute paths to their last names: they contain user names, and mean nothing elsewhere."""
-    if isinstance(value, dict):
-        return {name: without_paths(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_paths(item) for item in value]
-    if not isinstance(value, str) or "/" not in value:
-        return value
-    whole = WHOLE_PATH.fullmatch(value)
-    # A whole value may be one path, with any characters.
-    if whole is not None and not re.search(rf"[\s,:]{PATH}", value):
-        return (whole["setting"] or "") + Path(value).name
-    return PATH_IN_TEXT.sub(lambda found: (found["setting"] or "") + (found["quoted"] or found["name"]), value)
-
-
-def printable_text(text: str) -> str:
-    """Escape a text of several lines, but not line feeds and tabs."""
-    return "".join(c if c in "\n\t" else printable(c) for c in text)
-
-
-def markdown_text(text: str) -> str:
-    """Escape a cell of a Markdown table: no HTML, no link, no further cell."""
-    return printable(text).replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
-
-
-def user_path(name: Path | str) -> Path:
-    """Return a path that the user names, with the home folder for ~."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        raise UserError(f"{name}: no home folder is known for ~; set HOME, or name the whole path") from None
-
-
-class OneLine(logging.Formatter):
-    """Formatter that escapes messages to one printable line."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return printable(super().formatMessage(record))
 
 
 class _NoAliases(Composer, yaml.CSafeLoader):
@@ -133,16 +81,15 @@ def read_bounded_bytes(path: Path, max_bytes: int, *, is_packed: bool = False) -
     return content
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file."""
+def read_object(path: Path, remedy: str = "restore it, or remove it") -> dict[str, Any]:
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+        raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold a JSON object")
+        raise UserError(f"{path}: must hold a JSON object; {remedy}")
     return content
 
 
@@ -192,27 +139,3 @@ def finite_number(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not finite")
     return number
-
-
-def unlinked(path: Path) -> Path:
-    """Remove a symbolic or hard link or a FIFO at `path`, and return the path.
-
-    The file behind a link, made by `cp -al` say, must not be written to; a FIFO would block the process.
-    """
-    if path.is_symlink() or path.is_fifo() or (path.is_file() and path.stat().st_nlink > 1):
-        path.unlink()
-    return path
-
-
-def unlinked_log(path: Path) -> Path:
-    """Do the same for a file to append to: it keeps its content, except behind a symbolic link."""
-    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
-        beside = name_beside(path)
-        shutil.copyfile(path, beside)
-        os.replace(beside, path)
-    return unlinked(path)
-
-
-def name_beside(path: Path) -> Path:
-    """Return the path of this process's temporary file that replaces `path`."""
-    return unlinked(path.with_name(f".{path.name}.{os.getpid()}.new"))

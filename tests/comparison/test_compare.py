@@ -240,7 +240,7 @@ def test_the_record_says_what_was_compared_and_how(whole):
 def test_a_second_time_nothing_is_run_and_the_report_is_written_of_the_record(whole, text, ran, monkeypatch):
     folder, _ = whole
     before, written = rows(folder), []
-    monkeypatch.setattr("attnbench.report.page.write_report", written.append)
+    monkeypatch.setattr("attnbench.report.page.write_report", lambda folder, inputs: written.append(folder))
     assert compared(settings(text, folder.parent, report=True)) == folder
     assert (ran(), written) == ([], [folder])
     assert rows(folder) == before

@@ -142,6 +142,8 @@ def test_what_when_size_and_the_score_that_stands_for_a_file(outputs):
 def test_dates_of_files_do_not_decide_which_measurement_is_the_last(tmp_path):
     folder = make_run(tmp_path, "demo/softmax-4m-T32-seed0-11110000", ["perplexity"])
     first = folder / "results" / "perplexity-11110000.jsonl"
+    # Beginnings are told apart by milliseconds.
+    time.sleep(0.01)
     with ResultsWriter(folder / "results" / "perplexity-00000001.jsonl", identity_of(evaluation="perplexity")) as later:
         later.write(Measurement(metric="perplexity", value=8.0, unit="1", settings=SCORES["perplexity"][2].settings))
     for dates in ((1, 2), (2, 1), (1, 1)):

@@ -282,13 +282,13 @@ class _Stager:
 
     def _checked(self, cell: Job, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
         """Compare a cell of the file with the plan's own; return the texts of its config and environments."""
-        cells, first = self.cells, cell
+        cells = self.cells
         if "config.yaml" not in files or "environment.json" not in files:
             raise UserError(f"{cells.source}: {name}: comes without its config.yaml or environment.json")
         texts = {file: text for file, text in files.items() if not file.endswith(".jsonl")}
         path = f"{name}/config.yaml"
         given = _parsed(cells, path, texts["config.yaml"])
-        found = _difference(_without(without_paths(given)), _without(without_paths(first.config())))
+        found = _difference(_without(without_paths(given)), _without(without_paths(cell.config())))
         if found is not None:
             raise UserError(f"{cells.where(path)}: {found}")
         stamps = {}

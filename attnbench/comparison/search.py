@@ -305,6 +305,10 @@ def score_of_training(
         job.label, job.task_label = f"{name}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}", name
         return job
 
+    prepared = TrainingJob(run)
+    # Counted as the trainings that it stands for.
+    prepared.label = prepared.task_label = name
+
     def first_stage(rate: float) -> Job:
         is_shorter = run.steps_per_epoch < run.num_steps
         return at(rate, SELECTION_SEED, run.steps_per_epoch if is_shorter else None)
@@ -317,7 +321,7 @@ def score_of_training(
         settings={},
         grid=grid,
         num_seeds=num_seeds,
-        prepared=TrainingJob(run),
+        prepared=prepared,
         at=lambda rate, seed, limit: at(rate, seed, None),
         first_stage=first_stage if num_seeds > 1 and len(grid) > 2 else None,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -130,8 +131,9 @@ class Corpus:
         return tokens_N[:number], {"characters": wanted}
 
 
-LOADED: WeakValueDictionary[tuple[Path, int | None], "Corpus"] = WeakValueDictionary()
-"""Corpora in use, so that the variants of a plan share one, by the folder of their tokens and the vocabulary's size."""
+LOADED: WeakValueDictionary[tuple[Any, ...], "Corpus"] = WeakValueDictionary()
+"""Corpora in use, so that the variants of a plan share one: by the folder of their tokens, their source's files and the
+size of the vocabulary."""
 
 
 def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
@@ -147,10 +149,11 @@ def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
     # For other tokenizers it only pads the embedding.
     key["vocabulary_size"] = settings.vocabulary_size if settings.tokenizer == "bpe" else None
     folder = shards.folder_of(root, source.label, key, source.files)
-    corpus = LOADED.get((folder, settings.vocabulary_size))
+    # With their whole paths: the folder's key has only the names, sizes and dates of the files.
+    place = (folder, *(path.resolve() for path in source.files), settings.vocabulary_size)
+    corpus = LOADED.get(place)
     if corpus is None:
-        tokens = _tokens(source, settings, folder)
-        corpus = LOADED[folder, settings.vocabulary_size] = _corpus(tokens, settings.vocabulary_size)
+        corpus = LOADED[place] = _corpus(_tokens(source, settings, folder), settings.vocabulary_size)
     for split in SPLITS:
         num_tokens = len(corpus.tokens[split])
         is_wanted = split != "test" or num_tokens or settings.test_fraction

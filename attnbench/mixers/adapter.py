@@ -56,9 +56,9 @@ class Adapter(Mixer):
         """Copy parameters and buffers of a new layer, built with torch's generator seeded as this one was."""
         fresh = self._fresh(generator.initial_seed())
         with torch.no_grad():
-            mine, other = ([*layer.parameters(), *layer.buffers()] for layer in (self.inner, fresh))
-            for ours, new in zip(mine, other, strict=True):
-                ours.copy_(new)
+            present, new = ([*layer.parameters(), *layer.buffers()] for layer in (self.inner, fresh))
+            for tensor, initial in zip(present, new, strict=True):
+                tensor.copy_(initial)
 
     def forward(self, x_BTD: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         if state is not None:

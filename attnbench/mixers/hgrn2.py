@@ -1,4 +1,4 @@
-"""HGRN2: every key channel forgets at its own pace, and the key is what it forgets."""
+"""HGRN2: every key channel forgets at its own pace, and the key is one minus its decay."""
 
 import math
 from typing import ClassVar

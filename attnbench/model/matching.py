@@ -133,9 +133,8 @@ def match_model(
             raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
         return size.flops_per_token
 
-    reference = _reference_size(model, vocabulary_size, seq_len, num_logits)
-    assert reference.flops_per_token is not None, "softmax counts its operations"
-    target = reference.flops_per_token if match == "flops" else reference.parameters
+    reference_parameters, reference_flops = _reference_size(model, vocabulary_size, seq_len, num_logits)
+    target = reference_flops if match == "flops" else reference_parameters
     width = model.feed_forward_width
     layers, mismatch, values = list(mixers), None, []
     if match == "state":
@@ -151,10 +150,10 @@ def match_model(
         model=replace(model, feed_forward_width=width, num_layers=len(layers)),
         match=match if match == "state" or match_by == "layers" or model.feed_forward_width else "none",
         parameters=size.parameters,
-        reference_parameters=reference.parameters,
+        reference_parameters=reference_parameters,
         num_branches=chosen.num_branches,
         flops_per_token=size.flops_per_token,
-        reference_flops_per_token=reference.flops_per_token,
+        reference_flops_per_token=reference_flops,
         state_bytes=_state_bytes(chosen, seq_len, precision),
         seq_len=seq_len,
         precision=precision,
@@ -164,6 +163,8 @@ def match_model(
 
 
 class Size(NamedTuple):
+    """Counts of a model."""
+
     parameters: int
     flops_per_token: float | None
     """None if a mixer does not count its operations."""
@@ -178,18 +179,20 @@ def _size(model: LanguageModel, width: int, seq_len: int, num_logits: int | None
     return Size(model.num_parameters() + added, None if flops is None else (flops + 2 * added * seq_len) / seq_len)
 
 
-def _reference_size(model: ModelSettings, vocabulary_size: int, seq_len: int, num_logits: int | None) -> Size:
-    """Count the same model with softmax attention, of which one block is built."""
+def _reference_size(
+    model: ModelSettings, vocabulary_size: int, seq_len: int, num_logits: int | None
+) -> tuple[int, float]:
+    """Return parameters and FLOPs a token of the same model with softmax attention, of which one block is built."""
     # Softmax's counts do not depend on heads; one head fits every width.
     [mixer] = build_layers([REFERENCE], replace(model, head_width=model.dim, num_layers=1))
     with torch.device("meta"):
         block = Block(mixer, model.dim, model.feed_forward_width, dropout=0.0)
-    of_logits = vocabulary_size * model.dim
-    flops = model.num_layers * (block.forward_flops(seq_len) or 0)
-    flops += 2 * of_logits * (seq_len if num_logits is None else num_logits)
+    of_logits, flops_of_block = vocabulary_size * model.dim, block.forward_flops(seq_len)
+    assert flops_of_block is not None, "softmax counts its operations"
+    flops = model.num_layers * flops_of_block + 2 * of_logits * (seq_len if num_logits is None else num_logits)
     of_block = sum(parameter.numel() for parameter in block.parameters())
     # With the weights of the last norm.
-    return Size(of_logits + model.dim + model.num_layers * of_block, flops / seq_len)
+    return of_logits + model.dim + model.num_layers * of_block, flops / seq_len
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:

@@ -96,7 +96,7 @@ class FindingsSettings:
     num_workers: int = setting(1, minimum=1)
     devices: str = setting("one", choices=("one", "all"))
     stack: int | None = setting(1, minimum=1, maximum=1000)
-    """As in a plan, also the two before; None is auto."""
+    """num_workers, devices and stack are those of a plan; a stack of None is auto."""
     report: bool
     rerun: bool
     exported: str | None = None

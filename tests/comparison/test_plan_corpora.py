@@ -19,6 +19,7 @@ from small import comparison_settings, compose_once, in_this_process
 from attnbench.cli.compose import CONF, compose
 from attnbench.comparison import compare, workers
 from attnbench.comparison.plan import Comparison
+from attnbench.comparison.progress import kind_of
 from attnbench.comparison.publish import publish_comparison
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
@@ -117,6 +118,13 @@ def test_language_models_are_trained_on_each_corpus_and_probes_once(compared):
     assert [label.partition("@")[0] for label in known["corpora"]["names"]] == ["embedded", "text:cats", "text:dogs"]
     assert known["failures"] == known["missing"] == []
     assert {rate["evaluation"] for rate in known["rates"]} == {"copy", *(f"training on {name}" for name in CORPORA)}
+
+
+def test_what_is_to_be_scored_is_counted_as_what_is_scored(compared, my_conf):
+    given = settings(compared[0].parent, evaluations=("copy", "perplexity"), reference=None)
+    comparison = Comparison(given, lambda words: compose_once(words, config_dir=my_conf))
+    comparison.settle(*comparison.recorded())
+    assert Counter(map(kind_of, comparison.to_score())) == Counter(map(kind_of, comparison.scored))
 
 
 def test_a_verdict_of_each_corpus_and_their_count(compared):

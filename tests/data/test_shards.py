@@ -81,7 +81,7 @@ def test_tokens_on_the_disk_are_those_in_memory(tmp_path, monkeypatch, kind):
     assert made.splits["train"].num_bytes == len(made.decode(made.tokens["train"]).encode())
 
 
-def test_a_corpus_in_use_is_loaded_once(tmp_path, on_disk):
+def test_a_corpus_in_use_is_loaded_once(tmp_path):
     path = write(tmp_path)
     made = load(tmp_path)
     settings = DataSettings(name="text", path=str(path), tokenizer="characters", **CUT)
@@ -89,6 +89,12 @@ def test_a_corpus_in_use_is_loaded_once(tmp_path, on_disk):
     assert load_corpus(replace(settings, vocabulary_size=1000), 9, tmp_path).vocabulary_size == 1000
     with pytest.raises(UserError, match="seq_len=10000"):
         load_corpus(settings, 10000, tmp_path)
+    # Another file of the same name, size and date is another text.
+    other = tmp_path / "other" / path.name
+    other.parent.mkdir()
+    other.write_bytes(path.read_bytes().replace(b"line 5", b"lime 5"))
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    assert load_corpus(replace(settings, path=str(other)), 9, tmp_path).fingerprint != made.fingerprint
     del made
     gc.collect()
     assert not loading.LOADED

@@ -393,7 +393,7 @@ KINDS = {"texts": Texts, "parquet": Parquet, "checkpoints": Checkpoints, "result
 
 
 NUMBERS = [bytes([value]) * width for value in (0x00, 0x7F, 0x80, 0xFF) for width in (1, 2, 4, 8)]
-"""What a length or an offset is when it lies."""
+"""Wrong lengths and offsets."""
 
 
 def mutated(original: bytes, words: Sequence[bytes], draw: random.Random) -> bytes:

@@ -47,7 +47,7 @@ class Recurrence:
     is_wide: bool = False
     """True if y stays in the memory's dtype instead of the value's."""
     packed: Callable[..., tuple[Tensor, Any]] | None = None
-    """As `scan`, by our kernels, from a mixer, packed query, key and value, the signals and the memory."""
+    """`scan` by our kernels, from a mixer, packed query, key and value, the signals and the memory."""
     backends: Any = None
     """Its table, a `Backends`."""
 

@@ -139,7 +139,7 @@ class DeltaRule(Chunked):
 
     @property
     def can_walk_narrow(self) -> bool:
-        """Whether narrower walks have been timed for these heads and lengths."""
+        """True for heads and lengths for which narrower walks have been timed."""
         is_timed = self.mixed.itemsize == 2 and self.chunk == 64 and self.key_width <= WIDE
         return is_timed and self.num_chunks >= MANY_CHUNKS
 

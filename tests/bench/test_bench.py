@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,9 @@ def run(tmp_path, run_benchmark, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "profile" else name for name in BENCHES]
+)
 def test_a_bench_measures_prints_and_publishes(name, tmp_path, run, capsys):
     (folder,) = run(name)
     printed = capsys.readouterr().out
@@ -164,7 +167,7 @@ def test_the_reference_is_what_autograd_makes_of_the_textbook(causal):
     generator = torch.Generator().manual_seed(0)
     query, key, value, gradient = torch.randn(4, 3, 70, 16, dtype=torch.float64, generator=generator)
     leaves = [x[None].clone().requires_grad_() for x in (query, key, value)]
-    output = textbook(*leaves, causal)
+    output = textbook(leaves[0], leaves[1], leaves[2], causal)
     expected = [output, *torch.autograd.grad(output, leaves, gradient[None])]
     for ours, other in zip(reference(query, key, value, gradient, causal), expected, strict=True):
         torch.testing.assert_close(ours, other[0].detach())
@@ -284,7 +287,7 @@ LAYOUTS = [Layout(title="t", lines=("sequence_length",), values=(Values(metric="
 
 
 def _row(implementation: str, length: int, value: float | None, **changes) -> ResultRow:
-    status = {} if value is not None else {"status": "out_of_memory", "reason": "no room"}
+    status: dict[str, Any] = {} if value is not None else {"status": "out_of_memory", "reason": "no room"}
     settings = {"sequence_length": length, **changes}
     return ResultRow(
         identity=identity_of(run="r", variant=implementation, evaluation="attention"),

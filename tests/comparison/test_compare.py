@@ -316,15 +316,15 @@ def test_a_list_of_evaluations_is_refused_by_name(text, tmp_path, ran):
 
 
 @pytest.mark.parametrize(
-    ("dies", "num_failures"),
+    ("dies", "evaluation", "num_failures"),
     [
-        ("copy softmax, lr 0.01, search", 2),
-        pytest.param("copy softmax, lr", 3, marks=pytest.mark.slow),
-        pytest.param("training plain, lr 0.004, seed 1", 1, marks=pytest.mark.slow),
+        ("copy softmax, lr 0.01, search", "copy", 2),
+        pytest.param("copy softmax, lr", "copy", 3, marks=pytest.mark.slow),
+        pytest.param("training plain, lr 0.004, seed 1", "perplexity", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
-    dies, num_failures, text, tmp_path, ran, monkeypatch
+    dies, evaluation, num_failures, text, tmp_path, ran, monkeypatch
 ):
     def dying(cell: Job) -> None:
         if cell.label.startswith(dies):
@@ -332,7 +332,7 @@ def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
         whole(cell)
 
     whole = workers.execute
-    given = settings(text, tmp_path, evaluations=["copy", "perplexity"], probe_seeds=[0])
+    given = settings(text, tmp_path, evaluations=[evaluation], probe_seeds=[0])
     with monkeypatch.context() as patch:
         patch.setattr(workers, "execute", dying)
         with pytest.raises(UserError, match=f"^{num_failures} failed"):
@@ -355,7 +355,7 @@ def test_a_missing_evaluation_is_made_of_a_model_whose_cost_nobody_counts_too(te
         metric="forward_flops_per_token", value=None, unit="FLOP", status="unsupported", reason="nobody counts it"
     )
     monkeypatch.setattr("attnbench.training.job.budget", lambda matched: [uncounted])
-    given = settings(text, tmp_path, evaluations=["perplexity"])
+    given = settings(text, tmp_path, evaluations=["perplexity"], seeds=[0], variants={"plain": ["attn=linear"]})
     compared(given)
     lost = next((tmp_path / "little").rglob("perplexity-*.jsonl"))
     lost.unlink()
@@ -587,7 +587,7 @@ def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
 
 def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
     caplog.set_level("INFO", logger="attnbench")
-    waiting = [SimpleNamespace(label=name) for name in ("one", "two", "three", "four")]
+    waiting: list[Any] = [SimpleNamespace(label=name) for name in ("one", "two", "three", "four")]
     for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
         Progress(Counter(), {}).begin(waiting, at_a_time)
         assert caplog.records[-1].message == f"[0/0] ({running})"
@@ -609,7 +609,8 @@ def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_who
 
 
 def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run():
-    one, two, three, new = (SimpleNamespace(label=name) for name in ("one", "two", "three", "new"))
+    cells: list[Any] = [SimpleNamespace(label=name) for name in ("one", "two", "three", "new")]
+    one, two, three, new = cells
     progress = Progress(Counter(), {})
     progress.begin([one, two, three], 2)
     progress.extend([new])
@@ -637,6 +638,7 @@ def test_larger_trainings_are_expected_to_take_longer_until_some_have_run():
     assert progress.seconds_left() == pytest.approx(2 * (4 * rate + 60) / 2)
 
 
+@pytest.mark.slow
 def test_cells_are_expected_as_they_come_and_none_is_left(text, tmp_path, ran, monkeypatch):
     made: list[Progress] = []
     kept = Progress.__init__
@@ -774,9 +776,8 @@ def test_a_plan_with_a_reference_runs_it_again_as_a_control_outside_the_family(t
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(text, tmp_path, ran, capsys):
-    given = settings(text, tmp_path, evaluations=["copy", "perplexity"], tested=["perplexity"], report=True)
-    folder = compared(given)
+def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(copied, text, tmp_path, ran, capsys):
+    folder = compared(settings(text, copied.parent, tested=["perplexity"], report=True))
     # One pair in each of two evaluations: a sign-flip test must come to 0.025, and 2 / 2^7 is the first that does.
     sentence = "symbol_accuracy of copy has no verdict in this plan: a test would take 7 seeds, and there are 2."
     assert record(folder)["descriptive"] == [sentence]

@@ -1,6 +1,7 @@
 """The yamls of conf/finding: what they say fits together, their power is what the simulation gives."""
 
 from dataclasses import replace
+from typing import Any
 
 import find_rates
 import pytest
@@ -66,7 +67,7 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
     plan = find_rates.searching(finding, settings, {"copy": [1e-3, 1e-2], "recall": [1e-4]}, num_seeds=2)
     assert (plan.plan.num_workers, plan.plan.devices, plan.plan.stack) == (2, "all", None)
     comparison = Comparison(plan, compose)
-    cells = [*comparison.recorded()[1].asked.values()]
+    cells: list[Any] = [*comparison.recorded()[1].asked.values()]
     assert [score.grid for score in comparison.scores] == [[1e-3, 1e-2]] * len(finding.variants)
     assert {job.settings.seed for cell in cells for job in cell.parts} == {SELECTION_SEED, SELECTION_SEED + 1}
     assert len(cells) == 2 * 2 * len(finding.variants)
@@ -74,7 +75,18 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
     assert not comparison.timed()
 
 
-@pytest.mark.parametrize("name", [name for name, finding in FINDINGS.items() if finding.power is not None])
+OF_A_CORRELATION = ("recall_state", "rate_window")
+"""Findings whose simulated power takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in OF_A_CORRELATION else name
+        for name, finding in FINDINGS.items()
+        if finding.power is not None
+    ],
+)
 def test_the_power_that_a_yaml_states_is_the_simulated_one(name):
     finding = FINDINGS[name]
     assert finding.power is not None

@@ -20,11 +20,11 @@ from attnbench.comparison import freeze as freezing
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_comparison
 from attnbench.comparison.transfer import with_ending
-from attnbench.evals.copy_task import Copy
 from attnbench.evals.lib import solving
 from attnbench.report.inputs import read_inputs
 from attnbench.results import protocol
 from attnbench.results.folder import ROOT
+from attnbench.results.metrics import Primary
 from attnbench.results.row_tables import table_of
 from attnbench.results.rows import ALL_SEEDS, is_search
 from attnbench.results.seed_blocks import check_blocks, read_blocks
@@ -150,14 +150,7 @@ def test_a_plan_that_only_describes_may_have_few_seeds(text, tmp_path):
 
 def test_a_margin_of_0_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"margin=0 must be above 0 and finite"):
-        replace(Copy.primary, margin=0)
-
-
-def test_what_was_scored_before_freezing_is_refused(text, tmp_path):
-    folder = carried_out(settings(text, tmp_path))
-    with pytest.raises(UserError, match=r"little: 18 cells were scored or timed before it was frozen, copy-plain-"):
-        carried_out(settings(text, tmp_path, freeze=True))
-    assert not (folder / "freeze.json").exists()
+        Primary(metric="symbol_accuracy", kind="accuracy", margin=0)
 
 
 @pytest.mark.parametrize(
@@ -336,6 +329,13 @@ def scored_once(text, tmp_path_factory) -> Path:
 def scored_plan(scored_once, tmp_path) -> Path:
     """A copy of it, to be altered."""
     return Path(shutil.copytree(scored_once, tmp_path / scored_once.name))
+
+
+def test_what_was_scored_before_freezing_is_refused(scored_plan, text):
+    (scored_plan / "freeze.json").unlink()
+    with pytest.raises(UserError, match=r"little: 18 cells were scored or timed before it was frozen, copy-plain-"):
+        carried_out(settings(text, scored_plan.parent, freeze=True))
+    assert not (scored_plan / "freeze.json").exists()
 
 
 def test_a_frozen_plan_offers_no_further_variant(scored_plan, text, caplog):
@@ -526,6 +526,7 @@ def test_no_absolute_path_is_frozen_or_recorded(scored_plan, text):
     assert str(scored_plan.parent) not in (scored_plan / "comparison.json").read_text()
 
 
+@pytest.mark.slow
 def test_the_report_tests_what_the_plan_does_and_nothing_else(text, tmp_path):
     given = {"evaluations": ["copy", "perplexity"], "tested": ["perplexity"], "probe_seeds": [0, 1]}
     carried_out(settings(text, tmp_path, freeze=True, **given))

@@ -26,11 +26,14 @@ def plan(*words):
         return read_comparison(config, config.hydra).plan
 
 
+MANY = ("mixers", "mixers_small", *(name for name in PLANS if "factorial" in name))
+"""Plans of dozens of variants."""
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if "factorial" in name else name for name in PLANS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MANY else name for name in PLANS]
 )
 def test_every_variant_of_a_plan_composes_with_all_its_evaluations(name):
-    """Those of a factorial, which are many, in a test of their own; all their evaluations among the slow ones."""
     own = plan(f"plan={name}")
     for words in own.variants.values():
         settings = compose([f"eval=[{','.join(own.evaluations)}]", "device=cpu", *own.overrides, *words])

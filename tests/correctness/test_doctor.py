@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import broken_mixers
 import outside_mixers
@@ -77,8 +78,7 @@ def diagnosed(tmp_path, capsys, monkeypatch):
 
 
 def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnosed):
-    mixers = ["gated_deltanet", "flash"]
-    said, rows, message = diagnosed([from_yaml(name) for name in mixers], cases=CASES)
+    said, rows, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES)
     assert message is None
     kept = (tmp_path / "doctor" / "doctor.txt").read_text()
     assert kept in said
@@ -101,7 +101,7 @@ def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnose
     }
     assert [own["checked"] for own in settings if "checked" in own] == ["gated_deltanet, torch"] * 2
     assert "swiglu" in kept.partition("Torch's own form is all there is on this device")[2]
-    assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == len(mixers)
+    assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == 1
     refused = [row.measurement for row in rows if row.identity.backend == "fla"]
     assert refused
     assert all(row.status == "unsupported" and "CUDA" in row.reason for row in refused)
@@ -128,6 +128,7 @@ def test_what_takes_longest_runs_first_and_kernels_are_compiled_once():
     assert [index for index, _ in sorted(enumerate(places), key=lambda pair: pair[1])] == [6, 5, 1, 2, 4, 3, 0]
 
 
+@pytest.mark.slow
 def test_workers_run_the_checks_and_the_order_stays(monkeypatch):
     """First steps, which are timed, come when all workers have ended."""
     monkeypatch.setattr(running, "num_workers", lambda device: 2)
@@ -138,7 +139,7 @@ def test_workers_run_the_checks_and_the_order_stays(monkeypatch):
     planned[1].mixer = replace(planned[1].mixer, target="nowhere.Missing")
     broken, *right, first_step = run_all(planned, CPU)
     assert first_step is planned[0]
-    assert first_step.seconds > 0
+    assert first_step.seconds
     assert "nowhere.Missing" in broken.failure
     for check, plan in zip(right, planned[2:], strict=True):
         assert (check.backend, check.precision, check.refusal) == (plan.backend, plan.precision, plan.refusal)
@@ -151,12 +152,12 @@ def test_workers_run_the_checks_and_the_order_stays(monkeypatch):
 def test_a_gradient_that_is_wrong_at_the_ragged_end_is_found(name, part, monkeypatch):
     """Of query, key and value, which share one matrix; in bfloat16 too, where much is allowed."""
     monkeypatch.setattr(getattr(broken_mixers, name), "part", part)
-    for check in examine(outside(f"broken_mixers.{name}"), lengths=(63, 64, 65, 133)):
+    for check in examine(outside(f"broken_mixers.{name}"), lengths=(63, 64, 65)):
         assert check.is_wrong
         assert check.is_chosen
         # Of a single position at the end, whose key one query alone sees, nothing shows there.
-        wrong = [63, 65, 133] if check.precision == "float32" else [63, 133]
-        assert set(wrong) <= set(check.wrong_lengths()) <= {63, 65, 133}, check.errors
+        wrong = {63, 65} if check.precision == "float32" else {63}
+        assert wrong <= set(check.wrong_lengths()) <= {63, 65}, check.errors
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -198,7 +199,7 @@ def test_rounding_that_a_norm_makes_much_of_is_no_error(name):
 def test_rounding_there_excuses_no_wrong_gradient_elsewhere(name, part, monkeypatch):
     """Lose those of query, key, value and, where it is no constant, decay, at the last 25 of 65 positions."""
     if name == "retnet":
-        right = scalar_decay.chunked_scalar_decay
+        right: Any = scalar_decay.chunked_scalar_decay
         wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:4], part, 40), *inputs[4:])  # noqa: E731
         monkeypatch.setattr(scalar_decay, "chunked_scalar_decay", wrong)
     else:
@@ -238,7 +239,7 @@ def test_a_wrong_gradient_of_a_query_with_a_projection_of_its_own_is_found():
 
 @pytest.mark.parametrize("part", range(5))
 def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
-    right = delta_rule.chunked_gated_delta_rule
+    right: Any = delta_rule.chunked_gated_delta_rule
     wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:5], part), *inputs[5:])  # noqa: E731
     monkeypatch.setattr(delta_rule, "chunked_gated_delta_rule", wrong)
     for check in examine(from_yaml("gated_deltanet"), lengths=(63, 133)):

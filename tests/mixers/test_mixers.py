@@ -2,9 +2,11 @@
 
 import inspect
 import itertools
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +55,7 @@ SHARED = ({"conv_size": 0}, {"conv_size": 4}, {"output_gate": "none"}, {"output_
 SHARED += ({"qk_norm": True},)
 AROUND = ({"rotary_theta": None}, {"rotary_theta": 100.0}, {"output_norm": False})
 AROUND += ({"output_norm": True, "output_gate": "sigmoid"},)
-CHANGES = (
+CHANGES: tuple[dict[str, Any], ...] = (
     *SHARED,
     {"num_heads": 3, "head_width": 16},
     {"num_key_value_heads": 1, "qk_norm": True, "output_gate": "silu", "conv_size": 4},
@@ -66,7 +68,7 @@ CHANGES = (
 """Options of mixers beside their yamls'; those that a mixer has not, or has anyway, are left out."""
 
 
-def changes_of(name):
+def changes_of(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The changes that a mixer can take: it has such options, and does not refuse their widths."""
     _, options = read(name)
     for change in CHANGES:
@@ -77,7 +79,7 @@ def changes_of(name):
 
 
 every_mixer = pytest.mark.parametrize("name", MIXERS)
-TRACED = ("gated_deltanet", "linear", "softmax")
+TRACED = ("linear", "softmax")
 """Mixers that are traced, which takes seconds each, in every run of the tests: operators alone are in tests/ops."""
 one_mixer_an_operator = pytest.mark.parametrize("name", one_an_operator())
 """For what stands around a mixing and takes long; the other mixers are among the slow tests."""
@@ -135,13 +137,14 @@ def test_keeps_its_promises_with_nothing_and_with_everything_around_it(name, cha
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        pytest.param(name, change, id=f"{name}-{change}", marks=[pytest.mark.slow] * (change in SHARED))
+        pytest.param(name, change, id=f"{name}-{change}", marks=[pytest.mark.slow] * (change in (*SHARED, *AROUND)))
         for name, change in itertools.chain(*map(changes_of, MIXERS))
         if name in OPERATORS or change not in (*SHARED, *AROUND)
     ],
 )
 def test_keeps_its_promises_with_options(name, change):
-    """Parts around a mixing are the same code in every mixer: one mixer an operator has them one by one."""
+    """Parts around a mixing are the same code in every mixer: one mixer an operator has them one by one, among the slow
+    tests, and all at once in the test before this."""
     checked = CHECKS if change in SHARED else OF_THE_RECURRENCE
     allowed = without_state(name, **change)
     assert breaches(lambda: build(name, dtype=torch.float64, **change), ONE_LENGTH, checked, allowed) == {}
@@ -154,11 +157,13 @@ def test_flops_are_those_of_the_definition(name, change):
     """To the operation, where the contract asks for as many within a factor."""
     if not issubclass(read(name)[0], Shell):
         pytest.skip("its definition may have products that torch does not count")
-    mixer, x = build(name, **change), example_input(3, 13)
+    mixer, x = build(name, **change), example_input(3, 7)
+    mixing = mixer.mixing_flops(7)
+    assert mixing is not None
     with FlopCounterMode(display=False) as counter:
         mixer.reference(x)
     weights = sum(module.weight.numel() for module in mixer.modules() if isinstance(module, nn.Linear))
-    assert counter.get_total_flops() == 3 * (mixer.mixing_flops(13) + 2 * 13 * weights)
+    assert counter.get_total_flops() == 3 * (mixing + 2 * 7 * weights)
 
 
 @every_mixer
@@ -422,8 +427,8 @@ GATES = {
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("gate", ["none", *GATES])
 def test_an_output_is_normed_by_heads_then_gated_then_projected(name, gate):
-    plain = build(name, dtype=torch.float64, output_norm=False, output_gate="none")
-    mixer = build(name, dtype=torch.float64, output_norm=True, output_gate=gate)
+    plain: Any = build(name, dtype=torch.float64, output_norm=False, output_gate="none")
+    mixer: Any = build(name, dtype=torch.float64, output_norm=True, output_gate=gate)
     with torch.no_grad():
         nn.init.uniform_(mixer.norm.weight, 0.5, 2.0)
         for part in ("bonus", "shift"):

@@ -14,7 +14,7 @@ import torch
 from decoding import MODEL, prompt, small_model
 from safetensors.torch import load_file, save_file
 from scripts_here import run_here
-from small import MIXERS, OPERATORS, TINY_RUN, VOCABULARY, mixer_settings
+from small import MIXERS, OPERATORS, TINY_RUN, VOCABULARY, mixer_settings, one_an_operator
 from torch import Tensor
 
 from attnbench.cli.compose import compose
@@ -50,16 +50,17 @@ def writer(model, chosen_by: Sampling, batch_size: int = 3, max_length: int = 33
     ("length", "name"),
     [
         *((5, name) for name in MIXERS),
-        *((300, name) for name in OPERATORS),
+        # A chunk of 64 ends within what is written.
+        *((310, name) for name in OPERATORS),
         *(pytest.param(1, name, marks=pytest.mark.slow) for name in OPERATORS),
     ],
 )
 def test_the_text_is_the_same_by_cache_and_by_recomputation(name, length):
     model, prompt_BT = small_model(name), prompt(length)
-    by_cache = written(writer(model, sampling()).write(prompt_BT, 30))
-    by_recomputation = written(write_by_recomputation(model, prompt_BT, 30, sampling()))
+    by_cache = written(writer(model, sampling()).write(prompt_BT, 12))
+    by_recomputation = written(write_by_recomputation(model, prompt_BT, 12, sampling()))
     assert torch.equal(by_cache, by_recomputation)
-    assert by_cache.shape == (3, 30)
+    assert by_cache.shape == (3, 12)
     assert len(by_cache.unique()) > 1
 
 
@@ -72,7 +73,7 @@ def test_so_it_is_where_it_is_sampled():
     assert not torch.equal(by_cache, other_seed)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", one_an_operator())
 def test_sequences_of_a_batch_are_written_as_if_alone_and_a_writer_writes_again(name):
     model, prompt_BT = small_model(name), prompt(7)
     one = writer(model, sampling())

@@ -17,8 +17,9 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
 
 
-def commands() -> list[str]:
-    shown = "".join(block for page in PAGES for block in blocks(page, "bash"))
+def commands(*pages: str) -> list[str]:
+    """Command lines of these pages, or of all."""
+    shown = "".join(block for page in pages or PAGES for block in blocks(page, "bash"))
     lines = (line.partition("#")[0].strip() for line in shown.splitlines())
     return list(dict.fromkeys(line for line in lines if line))
 

@@ -74,7 +74,8 @@ class WeightReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         # A view of a parameter, such as its transpose, is the parameter itself.
-        given = [x._base if isinstance(x, torch.Tensor) and x._is_view() else x for x in tree_leaves((args, kwargs))]
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        given = [x if x._base is None else x._base for x in tensors]
         if any(id(x) in self.weights and x.dim() > 1 for x in given):
             self.operators.add(str(function))
         return function(*args, **(kwargs or {}))
@@ -227,8 +228,14 @@ def run_small(folder: Path) -> list[str]:
     return [*TINY_RUN, f"data.path={folder / 'my_text.txt'}", f"outputs_dir={folder}", "logger=none", "device=cpu"]
 
 
-def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Make torch.compile only trace whole functions; return the list that collects their graphs."""
+def watch_compiler(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Any, Any], Any] | None = None, *, fullgraph: bool = True
+) -> list[Any]:
+    """Make torch.compile only trace functions; return the list that collects their graphs.
+
+    Args:
+        run: makes a graph and its inputs a function; None is aot_eager, which traces the backward pass too.
+    """
     # This import loads the compiler.
     from torch._dynamo.backends.debugging import aot_eager
 
@@ -237,8 +244,8 @@ def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def backend(graph: Any, inputs: Any, *, options: Any = None) -> Any:
         # The options are inductor's own.
         graphs.append(graph)
-        return aot_eager(graph, inputs)
+        return (run or aot_eager)(graph, inputs)
 
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=fullgraph))
     return graphs

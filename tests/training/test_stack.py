@@ -31,7 +31,7 @@ from attnbench.training.step import Batch, StepReport
 
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
 RUNS = [(0, 1e-3), (1, 1e-3), (0, 5e-4), (2, 3e-4)]
-"""Seeds and learning rates, low enough that 50 steps do not make large differences of a rounding."""
+"""Seeds and learning rates, low enough that 20 steps do not make large differences of a rounding."""
 
 QUICK = ("linear", "softmax")
 """Mixers whose long trainings are compared in every run of the tests."""
@@ -92,13 +92,13 @@ def weights_of(one: Member) -> dict[str, Tensor]:
 def test_a_stack_is_its_runs_one_by_one_in_float64(name):
     # The last one's rate overflows as soon as its warm-up is over.
     runs = [*RUNS, (3, 1e200)]
-    given = {"name": name, "num_steps": 50, "dtype": torch.float64}
+    given = {"name": name, "num_steps": 20, "dtype": torch.float64}
     together = [member(*run, **given) for run in runs]
     ended = list(train_stack(together, precision="float32"))
     assert len(ended) == len(runs)
     *finite, lost = together
     assert lost.error is not None
-    assert all(one.error is None and one.state.step == 50 for one in finite)
+    assert all(one.error is None and one.state.step == 20 for one in finite)
     for run, one in zip(runs, together, strict=True):
         single = alone(member(*run, **given))
         assert (single.error is None) == (one.error is None)
@@ -129,18 +129,19 @@ def test_two_equal_runs_of_a_stack_stay_equal_to_the_bit():
 
 
 @pytest.mark.parametrize("name", one_an_operator())
-@pytest.mark.parametrize("others", [(), (1,), (0, 3, 4)], ids=["alone", "beside one", "beside three"])
-def test_a_run_ends_to_the_bit_as_it_does_beside_any_others(name, others):
-    # What goes on after a stop may be any part of the stack, its last training alone too.
+def test_a_run_ends_to_the_bit_as_it_does_beside_any_others(name):
     runs = [*RUNS, (4, 1e-3)]
-    together = {index: member(*run, name=name) for index, run in enumerate(runs)}
-    part = {index: member(*runs[index], name=name) for index in sorted((*others, 2))}
-    for stack in (together, part):
+    ends = []
+    # What goes on after a stop may be any part of the stack, its last training alone too.
+    for part in ([0, 1, 2, 3, 4], [2], [1, 2], [0, 2, 3, 4]):
+        stack = {index: member(*runs[index], name=name, num_steps=5) for index in part}
         list(train_stack([*stack.values()], precision="float32"))
-    one, same = part[2], together[2]
-    assert_equal_numbers(numbers_of(one.state), numbers_of(same.state))
-    assert curve_of(one).losses == curve_of(same).losses
-    assert curve_of(one).norms == curve_of(same).norms
+        ends.append(stack[2])
+    together, *others = ends
+    for one in others:
+        assert_equal_numbers(numbers_of(one.state), numbers_of(together.state))
+        assert curve_of(one).losses == curve_of(together).losses
+        assert curve_of(one).norms == curve_of(together).norms
 
 
 def test_a_run_that_is_over_stands_still_and_is_given_back_before_the_others_end():
@@ -166,7 +167,8 @@ def test_runs_that_are_over_are_left_out_once_half_of_the_stack_stands_still(mon
     # Of the hundreds that a recording is worth on a GPU.
     monkeypatch.setattr("attnbench.training.stack.MIN_STEPS_TO_COMPACT", 20)
     many = 20 + 4
-    lengths, given = [2, 3, 4, many], {"dtype": torch.float64}
+    lengths = [2, 3, 4, many]
+    given: dict[str, Any] = {"dtype": torch.float64}
     together = [member(seed, 1e-3, num_steps=steps, **given) for seed, steps in enumerate(lengths)]
     list(train_stack(together, precision="float32"))
     # At step 3 half of the four are over, at step 4 half of the two; then one trains on, whose end is near enough.

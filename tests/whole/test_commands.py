@@ -67,6 +67,8 @@ ELSEWHERE = {
 
 SLOW = ("submitit", "eval=battery")
 """Words of commands that start processes."""
+FIRST = ("README.md", "docs/adding_a_mixer.md", "docs/adding_an_evaluation.md")
+"""Pages whose commands run in every run of the tests."""
 
 TRAINING = [*TINY_RUN, "data.path=my_text.txt", "logger=none", "device=cpu"]
 FEW = ["eval.echo.delays=[3]", "eval.echo.num_steps=3", "eval.echo.learning_rates=[1e-3]"]
@@ -74,10 +76,10 @@ FEW = ["eval.echo.delays=[3]", "eval.echo.num_steps=3", "eval.echo.learning_rate
 
 def of_command(program: str) -> pytest.MarkDecorator:
     lines = [line for line in commands() if program in line and line not in ELSEWHERE]
-    slow = [
-        pytest.param(line, marks=pytest.mark.slow) if any(word in line for word in SLOW) else line for line in lines
-    ]
-    return pytest.mark.parametrize("command", slow)
+    fast = {line for line in commands(*FIRST) if not any(word in line for word in SLOW)}
+    return pytest.mark.parametrize(
+        "command", [line if line in fast else pytest.param(line, marks=pytest.mark.slow) for line in lines]
+    )
 
 
 def words_of(command: str) -> list[str]:

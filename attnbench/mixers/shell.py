@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import State, expanded, expansions, head_count
@@ -23,6 +24,9 @@ from attnbench.ops.common.recurrence import by_position
 from attnbench.ops.delta.delta_rule import unit_length
 from attnbench.ops.layers.rotary import rotate_both, rotate_packed
 from attnbench.settings.options import option
+
+MOST_BUILT = 2**26
+"""Most weights of a mixer that is built on the CPU to count its FLOPs: 256 MiB."""
 
 
 class Shell(MixerOptions):
@@ -281,10 +285,32 @@ class RecurrentMixer(Shell):
 def _flops_of_a_position(cls: type[RecurrentMixer], **options: Any) -> int:
     with torch.device("meta"):
         mixer = cls(**options)
-        inputs, _ = mixer.inputs(torch.empty(1, 1, mixer.dim), None, None)
-    with FlopCounterMode(display=False) as counter:
+    # A product on the meta device imports torch.compile, which takes seconds.
+    if sum(parameter.numel() for parameter in mixer.parameters()) <= MOST_BUILT:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            mixer = cls(**options)
+    with torch.device(next(mixer.parameters()).device), torch.no_grad():
+        inputs, _ = mixer.inputs(torch.zeros(1, 1, mixer.dim), None, None)
+    with _Products() as products:
         mixer.define(inputs, mixer.new_memory(inputs[2]))
-    return counter.get_total_flops()
+    return products.flops
+
+
+class _Products(TorchDispatchMode):
+    """Sum of torch's formulas while entered, as FlopCounterMode, which imports torch.compile."""
+
+    flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True imports torch.compile.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        self.flops += formula(*args, **(kwargs or {}), out_val=out) if formula is not None else 0
+        return out
 
 
 def _parts(memory: Any) -> Sequence[Tensor]:

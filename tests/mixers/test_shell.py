@@ -1,6 +1,7 @@
 """The shell of the mixers: options as fields, and a recurrence that is a step of the mixer's own."""
 
 import importlib
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from mixer_building import CASE, assert_near, breach, example_input, read
 from pages import files
 from torch import Tensor
 
+from attnbench.mixers import shell
 from attnbench.mixers.contract import PROMISES
 from attnbench.mixers.gated_deltanet import GatedDeltaNet
 from attnbench.mixers.options import options_of
@@ -68,6 +70,27 @@ def test_a_step_of_its_own_is_all_that_a_recurrence_needs(shown):
     assert slow.mixing_flops(7) == fast.mixing_flops(7) == 7 * 2 * 4 * 32 * 32
     found = {promise.words: breach(promise, lambda: filled(Stepwise), CASE) for promise in PROMISES}
     assert not any(found.values()), found
+
+
+def test_flops_are_counted_without_torch_compile_which_takes_seconds_to_import():
+    counting = """
+import sys
+from attnbench.mixers.gated_deltanet import GatedDeltaNet
+
+GatedDeltaNet(dim=64, head_width=32).mixing_flops(7)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", counting], check=True)
+
+
+def test_flops_do_not_depend_on_whether_a_mixer_is_built_and_use_no_random_numbers(monkeypatch):
+    mixer, before = GatedDeltaNet(dim=64, head_width=32), torch.get_rng_state()
+    shell._flops_of_a_position.cache_clear()
+    built = mixer.mixing_flops(7)
+    assert torch.equal(torch.get_rng_state(), before)
+    shell._flops_of_a_position.cache_clear()
+    monkeypatch.setattr(shell, "MOST_BUILT", 0)
+    assert mixer.mixing_flops(7) == built
 
 
 def test_options_are_fields_whose_defaults_and_comments_a_class_may_change():

@@ -61,6 +61,7 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
 
     The page is self-contained: it loads nothing, contains no network address, and its policy forbids requests.
     """
+    style.begin_runtime()
     protocol, variants = inputs.protocol, inputs.protocol.variants
     over_seeds, known = inputs.figures, inputs.primaries
     scores = Scores(summary(over_seeds, verdicts, variants))
@@ -97,9 +98,12 @@ def write_sections(
     pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
     (target / "figures").mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        svg = style.to_svg(picture, variants)
-        replace_file(target / "figures" / f"{picture.name}.svg", svg)
-        unlinked(target / "figures" / f"{picture.name}.png").write_bytes(style.to_png(svg))
+        svg, path = style.to_svg(picture, variants), target / "figures" / f"{picture.name}.svg"
+        png = path.with_suffix(".png")
+        # Written before its svg. The pixels take longer than all else of a picture.
+        if not png.is_file() or not _holds(path, svg):
+            unlinked(png).write_bytes(style.to_png(svg))
+            replace_file(path, svg)
     scripts = [style.runtime(), (HERE / "page.js").read_text(encoding="utf-8")] if pictures else []
     page = render(
         plan=title,
@@ -118,6 +122,11 @@ def write_sections(
     )
     replace_file(target / "index.html", page)
     return target / "index.html"
+
+
+def _holds(path: Path, text: str) -> bool:
+    content = text.encode()
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -5,8 +5,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from attnbench.report.blocks import Picture
@@ -16,6 +18,8 @@ from attnbench.settings.errors import UserError
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STATIC_WIDTH = 640
 LEGEND_LIMIT = 150
+ONE_CALL = Lock()
+"""Held during a call of the chart engine."""
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Colours that differ for all common kinds of colour vision; shapes and dashes also differ."""
@@ -90,6 +94,11 @@ def to_png(svg: str) -> bytes:
     return _draw("svg_to_png", svg=svg, scale=2)
 
 
+def begin_runtime() -> None:
+    """Let the chart engine make the page's script, which takes seconds, while this process goes on."""
+    ThreadPoolExecutor(max_workers=1).submit(runtime)
+
+
 @lru_cache(maxsize=1)
 def runtime() -> str:
     bundle = _draw("javascript_bundle", snippet="window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE).decode()
@@ -99,11 +108,19 @@ def runtime() -> str:
 
 def _draw(name: str, **arguments: Any) -> bytes:
     """Call a function of vl-convert in the chart engine; raise ValueError if it refuses its arguments."""
+    with ONE_CALL:
+        drawn = json.loads(_answer(json.dumps([name, arguments])))
+    if "error" in drawn:
+        raise ValueError(drawn["error"])
+    return drawn["text"].encode() if "text" in drawn else base64.b64decode(drawn["base64"])
+
+
+def _answer(line: str) -> str:
     engine = _engine()
     assert engine.stdin is not None
     assert engine.stdout is not None
     try:
-        engine.stdin.write(json.dumps([name, arguments]) + "\n")
+        engine.stdin.write(f"{line}\n")
         engine.stdin.flush()
         answer = engine.stdout.readline()
     except BrokenPipeError:
@@ -114,10 +131,7 @@ def _draw(name: str, **arguments: Any) -> bytes:
             f"the chart engine vl-convert ended with code {engine.wait()}, probably out of memory: raise the limit "
             "(ulimit -v); attnbench report then writes the report again"
         )
-    drawn = json.loads(answer)
-    if "error" in drawn:
-        raise ValueError(drawn["error"])
-    return drawn["text"].encode() if "text" in drawn else base64.b64decode(drawn["base64"])
+    return answer
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Charts in Vega-Lite. No other module imports altair.
 
 Colours come from the chart's configuration, so that a page can draw a specification light or dark. User text enters as
-data and never as part of an expression.
+data and never as part of an expression. Channels are given as altair's classes: for words it searches all its schemas.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,9 @@ from attnbench.report.charts.marks import Axis, Datum, Drawing
 from attnbench.settings.escape import printable
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+
+PICKED = "picked"
+"""Parameter with the variants that were clicked in a legend."""
 
 BAR_TOOLTIP = {"variant": "variant", "x": "part", "share": "share"}
 
@@ -55,10 +58,12 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
         "steps": alt.Chart(alt.NamedData("best")).mark_line(style="chance", interpolate="step-after").encode(x=x, y=y),
         "bars": marks("points")
         .mark_rule(strokeWidth=1.5, clip=True)
-        .encode(y=alt.Y("low:Q", **_channel(drawing.y, padding=6)), y2="high:Q", opacity=style.faded(0.55)),
+        .encode(y=alt.Y("low:Q", **_channel(drawing.y, padding=6)), y2=alt.Y2("high:Q"), opacity=style.faded(0.55)),
         "lines": marks("lines")
         .mark_line(strokeWidth=thickness, clip=True)
-        .encode(strokeDash=style.dash, detail="line:N", opacity=style.faded(0.75 if drawing.is_thin else 1.0)),
+        .encode(
+            strokeDash=style.dash, detail=alt.Detail("line:N"), opacity=style.faded(0.75 if drawing.is_thin else 1.0)
+        ),
         "dots": marks("dots").mark_point(filled=True, size=22, clip=True).encode(opacity=style.faded(0.6)),
         "rings": marks("rings").mark_point(size=190, strokeWidth=1.8).encode(opacity=style.faded(1.0)),
         "names": _names(x, y),
@@ -88,7 +93,7 @@ def _names(x: alt.X, y: alt.Y) -> alt.Chart:
         dx=alt.ExprRef("datum.is_left ? -9 : 9"),
         dy=alt.ExprRef("datum.is_low ? -12 : 14"),
     )
-    return mark.encode(x=x, y=y, text="name:N")
+    return mark.encode(x=x, y=y, text=alt.Text("name:N"))
 
 
 def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str], description: str) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
     )
     middle = alt.X("value:Q", stack="zero", bandPosition=0.5)
     named = alt.condition(f"datum.value * width >= {NUMBER_WIDTH}", "share:N", alt.value(""))
-    layers = [bars, base.mark_text(style="part-label").encode(x=middle, text=named, detail="x:N")]
+    layers = [bars, base.mark_text(style="part-label").encode(x=middle, text=named, detail=alt.Detail("x:N"))]
     return _specification(layers, {"parts": list(values)}, height=44 * len(shown) + 16, description=description)
 
 
@@ -136,9 +141,9 @@ def draw_bounds(
     layers = [
         *([levels] if level is not None else []),
         base.mark_rule(strokeWidth=2).encode(
-            x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False, padding=8)), x2="high:Q"
+            x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False, padding=8)), x2=alt.X2("high:Q")
         ),
-        base.mark_point(filled=True, size=80, opacity=1).encode(x="value:Q", tooltip=tooltip),
+        base.mark_point(filled=True, size=80, opacity=1).encode(x=alt.X("value:Q"), tooltip=tooltip),
         limits.mark_tick(thickness=3, size=min(26, 14 + gap), color="#D55E00"),
     ]
     data = {
@@ -184,7 +189,8 @@ class Style:
     dash: alt.StrokeDash
 
     def faded(self, opacity: float) -> Any:
-        return alt.condition(self.picked, alt.value(opacity), alt.value(opacity / 10))
+        picked = alt.ConditionalParameterValueDefnumberExprRef(param=alt.ParameterName(PICKED), value=opacity)
+        return alt.OpacityValue(opacity / 10, condition=picked)
 
 
 def _style(drawing: Drawing, variants: Sequence[str]) -> Style:
@@ -201,7 +207,7 @@ def _style(drawing: Drawing, variants: Sequence[str]) -> Style:
         legend = alt.Legend(title=None, orient="top", values=shown, offset=offset, symbolType="stroke", symbolSize=300)
     # Ranges of colours are in the configuration, which depends on the page; the domain orders the variants.
     return Style(
-        picked=alt.selection_point(name="picked", fields=["variant"], bind="legend"),
+        picked=alt.selection_point(name=PICKED, fields=["variant"], bind="legend"),
         color=alt.Color("variant:N", scale=alt.Scale(domain=domain), legend=legend),
         shape=alt.Shape("variant:N", scale=alt.Scale(domain=domain, range=cycled(SHAPES)), legend=legend),
         dash=alt.StrokeDash("variant:N", scale=alt.Scale(domain=domain, range=cycled(DASHES)), legend=legend),

@@ -18,12 +18,12 @@ from scripts_here import run_here
 from small import identity_of
 
 from attnbench.mixers.mamba3 import Mamba3
-from attnbench.report.blocks import Folded, Lines, Note, Sample, Samples, Scores, Section
+from attnbench.report.blocks import Folded, Lines, Note, Picture, Pictures, Sample, Samples, Scores, Section
 from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.charts.style import to_png, to_svg
 from attnbench.report.inputs import about, read_inputs
-from attnbench.report.page import write_report
+from attnbench.report.page import write_report, write_sections
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.surroundings import ACTIVATION, ALIKE, surroundings, surroundings_table
@@ -289,6 +289,24 @@ def test_every_plot_is_a_file_too(page, report):
     svg = (report.parent / "figures" / "copy-symbol_accuracy-length.svg").read_text()
     assert "<svg" in svg
     assert to_png(svg).startswith(b"\x89PNG")
+
+
+def test_a_png_is_drawn_again_only_if_its_svg_has_changed_or_it_is_missing(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("attnbench.report.charts.style.to_svg", lambda picture, variants: f"<svg>{picture.title}</svg>")
+    monkeypatch.setattr("attnbench.report.charts.style.to_png", lambda svg: drawn.append(svg) or svg.encode())
+
+    def written(title: str) -> tuple[str, str]:
+        section = Section(title="", blocks=[Pictures([Picture(name="a", title=title, spec={}, description="")])])
+        write_sections([section], target=tmp_path, title="", variants=[], facts=[], command="")
+        svg, png = (tmp_path / "figures" / f"a.{ending}" for ending in ("svg", "png"))
+        return svg.read_text(), png.read_text()
+
+    assert written("one") == written("one") == ("<svg>one</svg>",) * 2
+    assert written("two") == ("<svg>two</svg>",) * 2
+    (tmp_path / "figures" / "a.png").unlink()
+    assert written("two") == ("<svg>two</svg>",) * 2
+    assert drawn == [f"<svg>{title}</svg>" for title in ("one", "two", "two")]
 
 
 def test_results_csv_holds_all_rows_and_is_read_back(inputs, summed, report, tmp_path):

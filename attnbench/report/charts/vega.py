@@ -2,6 +2,7 @@
 
 Colours come from the chart's configuration, so that a page can draw a specification light or dark. User text enters as
 data and never as part of an expression. Channels are given as altair's classes: for words it searches all its schemas.
+Nothing is validated: it takes longer than all else, and tests/report validate.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
 from attnbench.report.charts.marks import Axis, Datum, Drawing
 from attnbench.settings.escape import printable
@@ -42,6 +44,7 @@ SHORT = "abs(datum.value) < 1000 ? format(datum.value, '~f') : format(datum.valu
 """Format of an abbreviating axis: SI letters for large numbers (2.4M), but not for small ones (100m)."""
 
 
+@debug_mode(False)
 def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
     """Return the marks as Vega-Lite; `variants` are the whole report's, so that each has one style in all charts."""
     style = _style(drawing, variants)
@@ -96,6 +99,7 @@ def _names(x: alt.X, y: alt.Y) -> alt.Chart:
     return mark.encode(x=x, y=y, text=alt.Text("name:N"))
 
 
+@debug_mode(False)
 def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str], description: str) -> dict[str, Any]:
     """Draw a bar per variant; `values` have `order`, `share` and the part as `x`."""
     names = alt.Axis(title=None, labelFontSize=13, labelLimit=180, domain=False, ticks=False)
@@ -117,6 +121,7 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
     return _specification(layers, {"parts": list(values)}, height=44 * len(shown) + 16, description=description)
 
 
+@debug_mode(False)
 def draw_bounds(
     values: Sequence[Datum], description: str, *, gap: int = 28, level: float | None = None
 ) -> dict[str, Any]:
@@ -159,7 +164,6 @@ def _specification(
     layers: Sequence[alt.Chart], data: dict[str, list[Datum]], *, height: int, description: str
 ) -> dict[str, Any]:
     chart = alt.layer(*layers).properties(width="container", height=height, description=description)
-    # Validation takes a fifth of a page's time; tests/report validate.
     spec = chart.to_dict(validate=False)
     spec["datasets"] = {name: values for name, values in data.items() if values}
     # Remove the schema's address (pages contain none) and altair's default configuration.

@@ -84,7 +84,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_flops_do_not_depend_on_whether_a_mixer_is_built_and_use_no_random_numbers(monkeypatch):
-    mixer, before = GatedDeltaNet(dim=64, head_width=32), torch.get_rng_state()
+    mixer, before = filled(GatedDeltaNet), torch.get_rng_state()
     shell._flops_of_a_position.cache_clear()
     built = mixer.mixing_flops(7)
     assert torch.equal(torch.get_rng_state(), before)
@@ -110,7 +110,7 @@ def test_options_are_fields_whose_defaults_and_comments_a_class_may_change():
     with pytest.raises(TypeError, match="output_gate"):
         Changed(dim=64, head_width=32, output_gate="none")  # pyright: ignore[reportCallIssue]
     with pytest.raises(UserError, match=r"^attn\.strength=0: must be at least 1$"):
-        Changed(dim=64, head_width=32, strength=0)
+        Changed(dim=64, head_width=32, strength=0)  # pyright: ignore[reportCallIssue]
     # An option may have the name of a module that it asks for.
     assert isinstance(read("deltaproduct")[0](dim=64, head_width=32, decay=True).decay, torch.nn.Module)
 
@@ -125,10 +125,11 @@ def test_a_mixer_that_is_built_with_auto_is_decided_where_its_device_is_known():
             del self.output
             self.output: Any = SimpleNamespace(projection=SimpleNamespace(weight=weight))
 
+    options: Any = {"dim": 64, "head_width": 32}
     for given, decided in (("auto", "triton"), ("torch", "torch")):
-        mixer: Any = GatedDeltaNet(dim=64, head_width=32, backend=given)
+        mixer: Any = GatedDeltaNet(**options, backend=given)
         assert mixer.double().backend == "torch"
         del mixer.output
         mixer.output = SimpleNamespace(projection=SimpleNamespace(weight=weight))
         assert mixer.float().backend == decided
-        assert OnCuda(dim=64, head_width=32, backend=given).backend == decided
+        assert OnCuda(**options, backend=given).backend == decided

@@ -519,6 +519,7 @@ def test_parts_of_a_whole_are_one_bar_a_variant(summed):
     assert long.fixed == {"sequence_length": 1024}
     # All of them, where a plot along an axis tells its ends.
     shares = [f for f in short.figures if f.variant == "softmax"]
+    assert shares[0].mean is not None
     assert f"softmax mixing {100 * shares[0].mean:.0f} %, projections" in describe(short)
     shown = picture(short, list(SKILL))
     spec = shown.spec
@@ -633,7 +634,7 @@ def test_what_differs_around_the_mixers_is_a_sentence():
         "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta).",
     ]
     assert surroundings(rows[1:3]) == [ALIKE]
-    many = [around(f"m{n}", **({"conv_size": 4 if n < 3 else 2} if n else {})) for n in range(7)]
+    many = [around("m0"), *(around(f"m{n}", conv_size=4 if n < 3 else 2) for n in range(1, 7))]
     assert surroundings(many) == ["The variants differ in conv_size (4: m1, m2; has none: m0; 2: all others)."]
     # A part that a mixer has not differs from one that is switched on, not from one that is off.
     bare = around("softmax")
@@ -671,6 +672,7 @@ def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
     hybrid = with_options("both", "recall", "Mamba2+Softmax", {"conv_size": 4})
     assert f"{ACTIVATION} (silu and none: both; none: softmax)" in surroundings([hybrid, rows[0]])[0]
     table = surroundings_table([*rows, with_options("softmax", "copy", "Softmax", {"conv_size": 4})])
+    assert table is not None
     assert table.headers[:4] == ["Variant", "In", "rotary theta", "conv size"]
     assert table.headers[-1] == ACTIVATION
     shown = {line[0]: [*line[1:4], line[-1]] for line in table.lines}

@@ -10,7 +10,6 @@ import torch
 from benches import CPU, ONCE, bench_options
 from small import BENCHES, bench_class, bench_words, identity_of
 
-from attnbench.bench import run as bench_run
 from attnbench.bench.attention import AttentionBench
 from attnbench.bench.base import Missing, attempted, with_speedups
 from attnbench.bench.flash_vs_textbook import FlashVsTextbook
@@ -34,10 +33,7 @@ PROBLEM = Problem(**CELL, with_gradients=True, repetition=ONCE)
 
 
 @pytest.fixture
-def run(tmp_path, run_benchmark, monkeypatch):
-    # A product in half precision takes a CPU seconds.
-    monkeypatch.setattr(bench_run, "measure_ceilings", lambda *given: CPU.ceilings)
-
+def run(tmp_path, run_benchmark):
     def run(name, *words):
         flags = [word for word in words if word.startswith("-")]
         where = ["device=cpu", f"outputs_dir={tmp_path}", *bench_words(name)]

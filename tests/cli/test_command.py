@@ -81,10 +81,9 @@ def test_yamls_and_classes_of_the_folder_are_found(tmp_path):
     own = yaml.safe_load((CONF / "attn" / "module.yaml").read_text()) | {"path": "my_layer:MyLayer"}
     (tmp_path / "conf" / "attn" / "mine.yaml").write_text(yaml.safe_dump(own))
     words = ["attn=mine", "experiment=demo", "train.num_epochs=null", "train.num_steps=1", "eval=[]", "logger=none"]
-    command = [sys.executable, "-P", "-m", "attnbench", "train", *words, "device=cpu"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert "conf/: its yamls can be chosen too" in ended.stderr
+    code, _, errors = run_here("train", *words, "device=cpu", "train.batch_size=1", cwd=tmp_path)
+    assert code == 0, errors
+    assert "conf/: its yamls can be chosen too" in errors
     assert list((tmp_path / "outputs" / "demo").glob("mine-*"))
 
 

@@ -24,6 +24,7 @@ FEW, FEW_VALIDATED = {"perplexity_characters": 200}, "train.validation_character
 pytestmark = pytest.mark.usefixtures("one_thread", "without_charts")
 
 
+@pytest.mark.slow
 def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(workers, "run_in_processes", in_this_process)
     monkeypatch.setenv("COLUMNS", "80")

@@ -181,7 +181,7 @@ def test_a_true_finding_passes_and_with_shuffled_labels_it_does_not(labels, text
     sequences = Copy.sequences
     if labels == "shuffled":
         monkeypatch.setattr(Copy, "sequences", shuffled)
-    sizes = {"num_steps": 120, "max_length": 1, "test_lengths": [1], "batch_size": 32}
+    sizes = {"num_steps": 60, "max_length": 1, "test_lengths": [1], "batch_size": 32}
     learns = [*smoke_words("copy"), *(f"eval.copy.{name}={value}" for name, value in sizes.items())]
     claim = contrast(settings={"length": 1}, threshold=0.5, at_least=0.3)
     overrides = [*OVERRIDES, f"data.path={text}", *learns]

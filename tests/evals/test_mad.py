@@ -1,22 +1,22 @@
 """Tasks after MAD: labels held against a reader that goes through each sequence symbol by symbol."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from attnbench.cli.compose import CONF, compose
+from attnbench.cli.compose import CONF
 from attnbench.evals.lib.mad_rules import MAD_RULES
 from attnbench.evals.lib.task_data import SPLITS
 from attnbench.evals.mad import Mad
-from attnbench.settings.errors import UserError
 
 CPU = torch.device("cpu")
 LENGTHS = {"fuzzy_recall": 60, "noisy_recall": 60, "compression": 12, "memorisation": 20}
 
 
-def task(name, **options):
+def task(name, **options) -> Any:
     content = yaml.safe_load((CONF / "eval" / "mad.yaml").read_text())
     content |= {**Mad.smoke, "cells": [[name, LENGTHS[name]]], **options}
     content.pop("_target_")
@@ -124,7 +124,7 @@ class Naive(torch.nn.Module):
         super().__init__()
         self.embedding = torch.nn.Embedding(300, 1)
 
-    def forward(self, tokens_BT, state=None, positions_BL=None):
+    def forward(self, tokens_BT, state=None, positions_BL: Any = None):
         return torch.nn.functional.one_hot(torch.zeros_like(positions_BL), 300).float(), None
 
 
@@ -138,19 +138,3 @@ def test_only_labels_are_counted():
     [row] = own.score(Naive(), 0, CPU)
     assert row.num_samples == int(own.sequences("test", 0, 0, 200, CPU).weight_BT.sum())
     assert [(row.metric, row.settings)] == own.axes()
-
-
-REFUSED = {
-    "cells=[[noisy_recall,53]]": "eval.mad.cells: noisy_recall: length=53: must be at least 54",
-    "cells=[[[a],64]]": "must be a list of [task, length], tasks of fuzzy_recall",
-    "cells=[[recall,64]]": "must be a list of [task, length], tasks of fuzzy_recall",
-    "cells=[[compression,8],[compression,9]]": "each task may stand once",
-    "num_train=10": "eval.mad.num_train=10: must be at least 64",
-}
-
-
-@pytest.mark.parametrize("override", REFUSED)
-def test_a_value_out_of_its_range_is_refused_by_name(override):
-    with pytest.raises(UserError) as caught:
-        compose(["eval=[mad]", "data=embedded", "device=cpu", f"eval.mad.{override}"])
-    assert REFUSED[override] in str(caught.value)

@@ -537,8 +537,8 @@ def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(f
         path.name for path in (other / "checkpoint").iterdir()
     }
     # The intervals of the last half count, whichever sitting they are of.
-    speed = next(row for row in rows_of(run_folder, "training") if row.measurement.metric == "tokens_per_second")
-    assert 80 * 4 * 32 <= speed.measurement.num_samples <= 100 * 4 * 32
+    of = {row.measurement.metric: row.measurement for row in rows_of(run_folder, "training")}
+    assert 80 * 4 * 32 <= (of["tokens_per_second"].num_samples or 0) <= 100 * 4 * 32
 
 
 def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch):
@@ -684,13 +684,6 @@ def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(folder, tmp_pa
     monkeypatch.setattr(checkpoint, "load_last", lambda folder, model: TrainState.fresh(model))
     run(replace(settings, seed=2, **settings_of("SeparateProjections")))
     assert len(looked) == settings.model.num_layers
-
-
-@pytest.mark.parametrize("given", ["[0]", "[-1]", "[a]", "[1.5]", "[true]", "[[2]]"])
-def test_an_impossible_evaluation_is_refused_before_the_training(given, folder):
-    with pytest.raises(UserError, match=r"^eval\.perplexity\.extrapolation=\[.*\]: must be ") as caught:
-        compose_once(words(folder, f"eval.perplexity.extrapolation={given}"))
-    assert "\n" not in str(caught.value)
 
 
 def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp_path, capsys):

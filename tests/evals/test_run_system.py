@@ -194,6 +194,7 @@ def test_a_measurement_that_breaks_off_is_made_again_as_a_whole(tmp_path, monkey
     assert not (job(own).folder / "failed.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_other_process_is_an_error_here(tmp_path):
     own = settings(tmp_path)
     odd = replace(own.evaluations[0], options={**own.evaluations[0].options, "repeats": 0})

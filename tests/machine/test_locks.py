@@ -4,7 +4,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from small import python_path
 
@@ -29,7 +31,7 @@ with locks.device_lock(torch.device("cuda", 0), shared=sys.argv[1] == "shared"):
 class Holder:
     def __init__(self, root: Path, folder: Path, how: str) -> None:
         command = [sys.executable, "-c", HOLD, how]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(command, cwd=folder, env=python_path(root), text=True, **pipes)
 
     def says(self) -> str:
@@ -40,6 +42,7 @@ class Holder:
         self.process.communicate("\n", timeout=60)
 
 
+@pytest.mark.slow
 def test_two_trainings_take_turns_and_what_waits_says_so(root, tmp_path):
     first = Holder(root, tmp_path, "alone")
     assert first.says() == "has it"

@@ -141,6 +141,7 @@ def test_a_fresh_process_for_each_item_or_one_for_all(fresh, num_processes, tmp_
     assert str(os.getpid()) not in found
 
 
+@pytest.mark.slow
 def test_workers_stay_between_calls_until_they_are_not_wanted(tmp_path):
     mark, settings = ("mark", str(tmp_path)), {"num_workers": 2, "num_threads": 1}
     with IdleWorkers() as idle:

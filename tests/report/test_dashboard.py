@@ -105,7 +105,8 @@ class Views(Server):
         return self.reply({"data": {"viewer": {"id": "SUQ=", "entity": "me", "flags": "{}", "teams": {"edges": []}}}})
 
 
-@pytest.mark.parametrize("status", [200, pytest.param(403, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [200, 403])
 def test_with_a_login_it_is_published(root, tmp_path, monkeypatch, status):
     monkeypatch.setattr(Views, "views", [])
     monkeypatch.setattr(Views, "status", status)

@@ -2,13 +2,16 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from probe_settings import probe_settings, smoke_words
 from scripts_here import run_here
+from small import bench_words
 
 import attnbench
 from attnbench.bench.models import ModelsBench
@@ -44,7 +47,7 @@ SMALL = [
 
 
 @pytest.fixture
-def outside(tmp_path, monkeypatch) -> Path:
+def outside(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder with a mixer of somebody's own, a package beside it, its yaml, and a text."""
     (tmp_path / "helpers").mkdir()
     (tmp_path / "helpers" / "__init__.py").touch()
@@ -145,7 +148,7 @@ def test_an_edited_mixer_is_trained_again(outside):
 
 def test_an_edited_mixer_is_benched_again(outside, monkeypatch):
     words = ["bench=models", "device=cpu", f"outputs_dir={outside / 'outputs'}", "bench.mixers=[mine]"]
-    words += ["bench.sizes=[[small,32,24,1,2]]", "bench.vocabulary_size=16", "bench.length=32", "bench.batch_size=1"]
+    words = [*bench_words("models"), *words, "bench.sizes=[[small,32,24,1,2]]"]
 
     def measured() -> int:
         code, _, said = run_here("benchmark.py", "--config-dir", str(outside / "conf"), *words, cwd=outside)
@@ -238,7 +241,7 @@ def one_job(folder, **changed):
 def test_a_rule_that_changes_is_another_protocol_of_the_same_cell(rule, tmp_path, monkeypatch):
     before = one_job(tmp_path)
     then = (before.config_hash, protocol_id(before.protocol()))
-    after = one_job(tmp_path)
+    after: Any = one_job(tmp_path)
     if rule == "a margin":
         after.primary = replace(after.primary, margin=0.02)
     elif rule == "the error":

@@ -80,6 +80,7 @@ def inspected(folder):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_an_offline_run_is_whole_after_a_resume_and_nothing_is_there_twice(tmp_path):
     script = """
 first = mirror("offline")
@@ -226,7 +227,7 @@ for _ in range(2):
     found = {
         chart_key(evaluation, metric, axis)
         for evaluation in ("copy", "recall", "perplexity", "throughput", "memory", "profile")
-        for metric, axis in about(evaluation, inputs.protocol).plots
+        for metric, axis in about(evaluation, inputs.protocol).plots or ()
         for row in rows
         if row.identity.evaluation == evaluation
         and row.measurement.metric == metric
@@ -288,6 +289,7 @@ print(time.perf_counter() - start)
     assert [r["history"]["item"]["step"] for r in records if r["type"] == "history"] == list(range(1, 200))
 
 
+@pytest.mark.slow
 def test_a_server_gets_no_row_twice_on_a_resume(tmp_path, server, monkeypatch):
     monkeypatch.setattr(Server, "uploaded", [])
     script = """

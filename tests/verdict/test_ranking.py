@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def pair(differences, primary=ACCURACY, **others):
     )
 
 
-def one(*pairs):
+def one(*pairs) -> Any:
     return judge(pairs)[0]
 
 
@@ -50,7 +51,7 @@ def copied(**variants):
     ]
 
 
-def judged(rows, rank, reference="softmax"):
+def judged(rows, rank, reference="softmax") -> Any:
     return verdicts_of(figures(rows), rank=rank, reference=reference)
 
 
@@ -211,7 +212,8 @@ def test_nats_have_an_interval_over_blocks_of_text_beside_that_over_seeds():
         row("a", seed, "nats_per_character", value, settings=test, of=of(value))
         for seed, value in enumerate([1.0, 1.1, 1.3])
     ]
-    (figure,) = figures(rows)
+    found: list[Any] = figures(rows)
+    (figure,) = found
     assert (figure.item_low, figure.item_high) == pytest.approx((figure.mean - 0.1, figure.mean + 0.2))
     assert figure.low == pytest.approx(student_interval([1.0, 1.1, 1.3]).low)
 
@@ -231,7 +233,8 @@ def test_what_a_machine_could_not_run_has_no_verdict_and_keeps_its_place():
 def test_an_evaluation_of_which_nothing_was_measured_keeps_its_pairs_in_the_family():
     rows = copied(softmax=[0.5] * 8, linear=[0.4 + 0.01 * seed for seed in range(8)])
     primaries = {"copy": ACCURACY_OF_COPY, "perplexity": NATS}
-    alone, lost = verdicts_of(figures(rows), rank=["softmax", "linear"], reference="softmax", primaries=primaries)
+    verdicts: Any = verdicts_of(figures(rows), rank=["softmax", "linear"], reference="softmax", primaries=primaries)
+    alone, lost = verdicts
     assert alone.adjusted_p_value == pytest.approx(2 * alone.p_value)
     assert (lost.outcome, lost.reason) == ("none", "linear was not measured")
 
@@ -288,10 +291,11 @@ def test_names_and_their_order_decide_nothing(seed):
 
 
 def test_the_interval_of_every_pair_agrees_with_its_verdict():
-    rng = np.random.default_rng(0)
+    rng: Any = np.random.default_rng(0)
     for _ in range(50):
         pairs = [pair(rng.normal(rng.choice([0, 0.02, 0.3]), 0.02, 10), rng.choice([NATS, ACCURACY])) for _ in range(6)]
-        for verdict in judge(pairs):
+        verdicts: Any = judge(pairs)
+        for verdict in verdicts:
             assert (verdict.winner is not None) == (not verdict.low <= 0 <= verdict.high)
 
 
@@ -328,6 +332,7 @@ def test_the_noise_floor_is_what_could_have_been_detected():
         r"nats_per_character (\S+) and (\S+) % of perplexity",
         words.noise_sentence(floor),
     )
+    assert told is not None
     assert float(told[2]) > 5 * float(told[1])
     (nothing,) = noise_floor([pair([0.1, 0.2, 0.3])])
     assert nothing.detectable == ()
@@ -357,7 +362,11 @@ RECORDS = sorted(PUBLISHED.glob("*/comparison.json"))
 CONTROLLED = [record.parent for record in RECORDS if json.loads(record.read_text()).get("control_seeds")]
 
 
-@pytest.mark.parametrize("folder", CONTROLLED, ids=lambda it: it.name)
+@pytest.mark.parametrize(
+    "folder",
+    [folder if folder.name == "small-cpu" else pytest.param(folder, marks=pytest.mark.slow) for folder in CONTROLLED],
+    ids=lambda it: it.name,
+)
 def test_no_difference_is_found_between_one_model_and_itself_on_published_scores(folder):
     inputs = read_inputs(folder)
     assert [verdict.winner for verdict in inputs.control_verdicts] == [None] * len(inputs.control_verdicts)

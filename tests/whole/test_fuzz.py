@@ -41,6 +41,7 @@ def test_a_reader_that_cannot_start_is_not_started_for_every_input():
     assert len(started) == MAX_DEATHS
 
 
+@pytest.mark.slow
 def test_the_program_of_make_fuzz_runs():
     program = Path(__file__).parents[2] / "tools" / "fuzz.py"
     command = [sys.executable, program, "--kinds", "texts", "--inputs", "4"]

@@ -4,12 +4,17 @@ import json
 
 import golden
 import pytest
+from small import in_this_process
+
+from attnbench.comparison import workers
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict[str, list[dict]]:
     quick = [part for part in golden.PARTS if part != "mixers"]
-    return json.loads(json.dumps(golden.measure(tmp_path_factory.mktemp("golden"), quick)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "run_in_processes", in_this_process)
+        return json.loads(json.dumps(golden.measure(tmp_path_factory.mktemp("golden"), quick)))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
+from attnbench.settings.combinations import can_end_early
+from attnbench.settings.errors import UserError
 from attnbench.settings.options import Options, option
 from attnbench.settings.registry import is_own
 from attnbench.settings.schema import PRECISIONS, ModelSettings, TrainSettings
@@ -117,8 +119,32 @@ class Probe(Evaluation, ABC):
 
     num_layers: int = option(2, "blocks", minimum=1)
     num_steps: int = option(1000, "the most that a training makes", minimum=1)
-    fixed_steps: bool = option(False, "true: all steps, with a cosine; false: once solved the rate falls and it ends")
+    fixed_steps: bool = option(False, "true: all steps; false: once solved the rate falls and it ends")
+    stop_at: float | None = option(
+        None, "with fixed_steps, accuracy on validation data that ends a training at once; null: none", maximum=1
+    )
     batch_size: int = option(64, "sequences a step", minimum=1)
+    warmup_steps: int | None = option(None, "steps in which the learning rate rises from 0; null: 50", minimum=0)
+    decay_fraction: float | None = option(
+        None,
+        "share of the steps over which the rate falls in a line at the end; 0: it stays; null: 0.2, and with "
+        "fixed_steps a cosine over all",
+        minimum=0,
+        maximum=1,
+    )
+    final_rate_fraction: float | None = option(
+        None, "the rate ends at this share of its peak; null: 0.1", minimum=0, maximum=1
+    )
+    rate_interval_steps: int | None = option(
+        None, "the rate changes at every so many steps alone: an epoch's, say; null: at each", minimum=1
+    )
+    weight_decay: float | None = option(None, "AdamW's; null: 0.1", minimum=0)
+    beta1: float | None = option(None, "AdamW's, of the mean of gradients; null: 0.9", minimum=0, below=1)
+    beta2: float | None = option(None, "AdamW's, of the mean of their squares; null: 0.95", minimum=0, below=1)
+    epsilon: float | None = option(None, "AdamW's; null: 1e-8", above=0)
+    clip_norm: float | None = option(
+        None, "longer gradients are shortened to this norm; 0: none are; null: 1", minimum=0
+    )
     num_test: int = option(1000, "test sequences of each kind", minimum=1)
     conv_size: int | None = option(
         4,
@@ -148,6 +174,14 @@ class Probe(Evaluation, ABC):
 
     def __post_init__(self) -> None:
         self.learning_rates = [float(rate) for rate in self.learning_rates]
+        group = f"eval.{self.name}"
+        if self.stop_at is not None and not self.fixed_steps:
+            raise UserError(f"{group}.stop_at={self.stop_at}: needs {group}.fixed_steps=true")
+        if not self.fixed_steps and self.decay_fraction is not None and not can_end_early(self.decay_fraction):
+            raise UserError(
+                f"{group}.decay_fraction={self.decay_fraction}: must be above 0 and at most 0.5, or "
+                f"{group}.fixed_steps=true"
+            )
 
     def tasks(self) -> Sequence["Probe"]:
         """Return the probe narrowed to each model that it trains; each has its own learning rate."""
@@ -179,6 +213,11 @@ class Probe(Evaluation, ABC):
         """Wishes, like {"conv_size": 4}: a mixer without such an option goes without, and its rows say so."""
         wishes = {"conv_size": self.conv_size, "output_gate": self.output_gate}
         return {name: value for name, value in wishes.items() if value is not None}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Settings of the training that are not as usual for probes."""
+        return {name: value for name in OF_TRAINING if (value := getattr(self, name)) is not None}
 
     @abstractmethod
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
@@ -218,7 +257,19 @@ class Probe(Evaluation, ABC):
         )
 
 
-NOT_OF_TASK = (*("num_layers", "conv_size", "output_gate", "initial_deviation", "learning_rates", "precision"),)
+OF_TRAINING = ("warmup_steps", "decay_fraction", "final_rate_fraction", "rate_interval_steps", "weight_decay")
+OF_TRAINING += ("beta1", "beta2", "epsilon", "clip_norm")
+"""Options of a probe that are settings of its training."""
+
+NOT_OF_TASK = (
+    "num_layers",
+    "conv_size",
+    "output_gate",
+    "initial_deviation",
+    "learning_rates",
+    "precision",
+    *OF_TRAINING,
+)
 """Options of a probe's model, wishes and training."""
 
 

@@ -41,6 +41,11 @@ def check_names(settings: RunSettings) -> None:
         check_name("eval", evaluation.name)
 
 
+def can_end_early(decay_fraction: float | None) -> bool:
+    """Tell if a rate is constant over at least half of the steps, so that its decay can begin earlier."""
+    return decay_fraction is not None and 0 < decay_fraction <= 0.5
+
+
 def check_run(settings: RunSettings) -> None:
     check_names(settings)
     check_outputs_dir(settings.outputs_dir)
@@ -49,10 +54,12 @@ def check_run(settings: RunSettings) -> None:
     if sum(length is not None for length in lengths.values()) != 1:
         named = ", ".join(f"train.{name}={'null' if length is None else length}" for name, length in lengths.items())
         raise UserError(f"{named}: set one, the others null")
-    if train.patience_validations is not None and train.decay_fraction is None:
+    fraction = train.decay_fraction
+    if train.patience_validations is not None and not can_end_early(fraction):
         raise UserError(
-            f"train.patience_validations={train.patience_validations}: ends a constant rate, and "
-            "train.decay_fraction=null is a cosine over all steps; give the fraction, 0.2 say"
+            f"train.patience_validations={train.patience_validations}: ends a constant rate early, and "
+            f"train.decay_fraction={'null is a cosine over all steps' if fraction is None else fraction}; give one "
+            "above 0 and at most 0.5, 0.2 say"
         )
     if train.micro_batch_size is not None and train.batch_size % train.micro_batch_size:
         raise UserError(

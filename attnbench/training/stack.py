@@ -296,7 +296,8 @@ class StackedTensors:
                 gradient_RP[:, self.rows[name]] = tensor.grad.flatten(1)
         norm_R = torch.linalg.vector_norm(gradient_RP, dim=1)
         moves_R1 = (norm_R.isfinite() & ~is_still_R)[:, None]
-        gradient_RP *= (settings.clip_norm / (norm_R + 1e-6)).clamp(max=1.0)[:, None]
+        if settings.clip_norm:
+            gradient_RP *= (settings.clip_norm / (norm_R + 1e-6)).clamp(max=1.0)[:, None]
         # Masked, because 0 times a non-finite number is not 0.
         gradient_RP.masked_fill_(~moves_R1, 0.0)
         moves_R1 = moves_R1.to(gradient_RP.dtype)
@@ -307,7 +308,7 @@ class StackedTensors:
         rates_R1 = rates_R[:, None].to(gradient_RP.dtype) * moves_R1
         self.first_RP.lerp_(gradient_RP, (1 - settings.beta1) * moves_R1)
         self.second_RP.lerp_(gradient_RP.square_(), (1 - settings.beta2) * moves_R1)
-        scale_RP = (self.second_RP.sqrt() / root_R1).add_(EPSILON)
+        scale_RP = (self.second_RP.sqrt() / root_R1).add_(settings.epsilon or EPSILON)
         step_R1 = rates_R1 / (1 - settings.beta1**count_R1).to(gradient_RP.dtype)
         self.parameters_RP *= 1 - rates_R1 * self.decay_P
         self.parameters_RP -= step_R1 * self.first_RP / scale_RP

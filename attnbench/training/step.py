@@ -23,7 +23,7 @@ from attnbench.training.checkpoint import TrainState
 
 OWN_BACKENDS = ("torch", "triton")
 EPSILON = 1e-8
-"""AdamW's epsilon, added to the root of the second moment."""
+"""AdamW's epsilon where the settings name none."""
 
 
 class Batch(NamedTuple):
@@ -270,10 +270,11 @@ def loss_and_gradients(
 
 
 def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
-    """Scale all gradients in place to a common norm of at most `limit`; return the norm before."""
+    """Scale all gradients in place to a common norm of at most `limit`, 0: any; return the norm before."""
     tensors = list(gradients.values())
     norm = torch.nn.utils.get_total_norm(tensors)
-    torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
+    if limit:
+        torch._foreach_mul_(tensors, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
     return norm
 
 
@@ -304,6 +305,6 @@ def update(
                 beta2=settings.beta2,
                 lr=rate,  # pyright: ignore[reportArgumentType]
                 weight_decay=decay,
-                eps=EPSILON,
+                eps=settings.epsilon or EPSILON,
                 maximize=False,
             )

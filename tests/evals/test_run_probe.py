@@ -24,12 +24,13 @@ from attnbench.mixers.softmax import Softmax
 from attnbench.model.building import build_model
 from attnbench.results.job import run_jobs
 from attnbench.results.row_files import read_results
-from attnbench.results.rows import Measurement, ResultRow
+from attnbench.results.rows import EVALUATION_OPTIONS, Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings
 from attnbench.training import checkpoint, learning_rate, run
 from attnbench.training.hooks import Checkpoints
+from attnbench.training.learning_rate import learning_rates
 from attnbench.training.log import read_metrics
 from attnbench.verdict.axes import PER_RUN
 
@@ -500,3 +501,46 @@ def test_trainings_in_one_process_hold_no_more_memory_than_the_first_ten(tmp_pat
         run_jobs([prepared(replace(settings, seed=number))])
         held.append(resident_mib())
     assert held[-1] - held[9] < 10
+
+
+def test_a_training_as_published_is_told_by_its_rows_and_its_hash(tmp_path):
+    published = {
+        **{"fixed_steps": True, "warmup_steps": 2, "decay_fraction": 1.0, "final_rate_fraction": 0.0},
+        **{"weight_decay": 0.01, "beta1": 0.8, "beta2": 0.999, "epsilon": 1e-6, "clip_norm": 0.0},
+        "rate_interval_steps": 5,
+    }
+    settings = probe_settings(tmp_path, **{f"copy_{name}": value for name, value in published.items()})
+    usual, own = prepared(probe_settings(tmp_path, copy_fixed_steps=True)), prepared(settings)
+    named = {name: value for name, value in published.items() if name != "fixed_steps"}
+    assert {name: getattr(own.train, name) for name in named} == named
+    assert own.config_hash != usual.config_hash
+    options = own.row_settings()[EVALUATION_OPTIONS]
+    assert named.items() <= options.items()
+    assert not named.keys() & usual.row_settings()[EVALUATION_OPTIONS].keys()
+    rates = learning_rates(own.train, 12)
+    # After a warm-up of two, in a line to 0 over the other ten, at every fifth step.
+    assert rates.tolist() == pytest.approx([0.005] * 5 + [0.006] * 5 + [0.001] * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_at": 0.9}, r"eval.copy.stop_at=0.9: needs eval.copy.fixed_steps=true"),
+        ({"decay_fraction": 1.0}, r"eval.copy.decay_fraction=1.0: must be above 0 and at most 0.5, or .*fixed_steps"),
+        ({"decay_fraction": 0.0}, r"eval.copy.decay_fraction=0.0: must be above 0 and at most 0.5, or .*fixed_steps"),
+    ],
+)
+def test_options_of_a_training_must_fit_together(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        prepared(probe_settings(tmp_path, **{f"copy_{name}": value for name, value in options.items()}))
+
+
+def test_a_published_threshold_ends_a_training_of_fixed_steps(tmp_path, monkeypatch):
+    settings = probe_settings(tmp_path, copy_num_steps=10, copy_fixed_steps=True, copy_stop_at=0.9)
+    monkeypatch.setattr(solving, "CHECK_STEPS", 2)
+    seen = iter([0.5, 0.9, 0.9])
+    monkeypatch.setattr(probe, "mean_accuracy", lambda *_: next(seen))
+    own = prepared(settings)
+    [trained] = [row.measurement for row in rows(settings) if row.measurement.metric == "steps_trained"]
+    assert trained.value == 4
+    assert own.protocol()["stop"] == {"stop_at": 0.9}

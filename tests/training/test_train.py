@@ -93,10 +93,12 @@ def unequal_batch() -> Batch:
     return Batch(tokens_BT, targets_BL, weight_BL, positions_BL)
 
 
-@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
-def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name):
-    # A limit that the norms of these steps lie on both sides of.
-    settings = replace(TRAIN, weight_decay=0.3, beta1=0.8, beta2=0.9, clip_norm=1.3)
+# The norms of these steps lie on both sides of 1.3.
+@pytest.mark.parametrize(
+    ("name", "clip_norm", "epsilon"), [("softmax", 1.3, None), ("gated_deltanet", 1.3, None), ("softmax", 0.0, 1e-3)]
+)
+def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name, clip_norm, epsilon):
+    settings = replace(TRAIN, weight_decay=0.3, beta1=0.8, beta2=0.9, clip_norm=clip_norm, epsilon=epsilon)
     state = fresh_state(name)
     model = copy.deepcopy(state.model)
     spared = model.undecayed()
@@ -106,7 +108,7 @@ def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name):
         {"params": [tensor for key, tensor in named.items() if key not in spared], "weight_decay": 0.3},
         {"params": [tensor for key, tensor in named.items() if key in spared], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-8, foreach=False, fused=False)
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=epsilon or 1e-8, foreach=False, fused=False)
     norms = []
     for step, rate in enumerate([1e-3, 1e-2, 3e-2, 2e-2, 1e-2, 1e-3]):
         batch = batch_of(step)
@@ -116,7 +118,7 @@ def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name):
         loss = torch.nn.functional.cross_entropy(logits_BTC.flatten(0, 1), batch.targets_BT.flatten())
         optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.3)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm or math.inf)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -228,6 +230,17 @@ def test_a_constant_rate_falls_in_a_line_at_the_end_which_a_stop_brings_nearer()
     # Of a short training the warm-up stays whole.
     assert num_decay_steps(settings, 120) == 70
     assert num_decay_steps(settings, 30) == 0
+
+
+def test_a_rate_stays_or_falls_in_a_line_and_moves_at_intervals():
+    settings = replace(TRAIN, learning_rate=0.5, warmup_steps=2, final_rate_fraction=0.0)
+    stays = learning_rates(replace(settings, decay_fraction=0.0), 102)
+    falls = learning_rates(replace(settings, decay_fraction=1.0), 102)
+    assert stays.tolist() == [0.25] + [0.5] * 101
+    torch.testing.assert_close(falls[2:], torch.linspace(0.5, 0.0, 101)[1:])
+    cosine = learning_rates(settings, 102)
+    by_epoch = learning_rates(replace(settings, rate_interval_steps=20), 102)
+    assert by_epoch.tolist() == [float(cosine[step - step % 20]) for step in range(102)]
 
 
 def test_a_language_model_s_patience_ends_its_constant_rate():

@@ -53,15 +53,15 @@ def _job(
         )
     except UserError as error:
         obstacle = str(error)
+    usual = {"warmup_steps": 50, "decay_fraction": None if task.fixed_steps else 0.2}
     train_settings = TrainSettings(
         num_steps=task.num_steps,
         batch_size=task.batch_size,
         learning_rate=probe.learning_rates[0],
-        warmup_steps=50,
-        decay_fraction=None if task.fixed_steps else 0.2,
         precision=precision,
         compile=False,
         log_interval_steps=CHECK_STEPS,
+        **{**usual, **task.training},
     )
     return ProbeJob(
         settings=settings,

@@ -26,6 +26,7 @@ from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
 from attnbench.results.identity import code_of, config_hash, hashed_options
 from attnbench.results.metrics import Primary
+from attnbench.results.numbers import reaches
 from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
 from attnbench.settings.hybrid import backends_of, classes_of
@@ -184,9 +185,9 @@ class ProbeJob(TrainedJob):
     def row_settings(self) -> dict[str, Any]:
         """The task's axes, the rate, the mixer as it was built, and all other settings."""
         # Before matching: rows name the width that was asked for.
-        of_task = {**self.task.content(), **asdict(self.task.model)}
+        of_task = {**self.task.content(), **self.task.training, **asdict(self.task.model)}
         elsewhere = ["settings", "mixer_options", "name", "parameters", "dropout"]
-        elsewhere += [] if self.task.length_buckets else ["length_buckets"]
+        elsewhere += [name for name in ("length_buckets", "stop_at") if not getattr(self.task, name)]
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,
@@ -202,7 +203,10 @@ class ProbeJob(TrainedJob):
         }
 
     def protocol(self) -> dict[str, Any]:
-        return protocol_of(self.primary, None if self.task.fixed_steps else stop_rule(self.task.check_interval_steps))
+        stop = stop_rule(self.task.check_interval_steps)
+        if self.task.fixed_steps:
+            stop = None if self.task.stop_at is None else {"stop_at": self.task.stop_at}
+        return protocol_of(self.primary, stop)
 
     def config(self) -> dict[str, Any]:
         return {
@@ -298,7 +302,9 @@ class ProbeJob(TrainedJob):
 
     def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
         """Return the last step of a training that is done at this check, or leaves its search there."""
-        has_done = is_over(state, row["selection"])
+        has_done, stop_at = is_over(state, row["selection"]), self.task.stop_at
+        if stop_at is not None and reaches(row["selection"], stop_at):
+            return state.step
         if self.limit is not None and state.step >= self.limit and state.passed_step is state.reached_step is None:
             return state.step
         if not has_done or self.task.fixed_steps:

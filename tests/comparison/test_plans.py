@@ -106,7 +106,8 @@ def test_every_variant_of_a_plan_can_be_trained_and_measured(name, tmp_path):
     assert list(comparison.variants) == list(own.variants)
 
 
-@pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), pytest.param("full", 48, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("fraction", "num_variants"), [("half", 24), ("full", 48)])
 def test_the_factorial_is_so_many_different_models_of_equal_size(fraction, num_variants):
     own = plan("plan=factorial", f"plan.fraction={fraction}")
     assert len(own.variants) == num_variants

@@ -242,8 +242,8 @@ def test_a_wrong_gradient_of_decay_or_beta_is_found(part, monkeypatch):
     right: Any = delta_rule.chunked_gated_delta_rule
     wrong = lambda *inputs: right(*broken_mixers.lose_the_tail(inputs[:5], part), *inputs[5:])  # noqa: E731
     monkeypatch.setattr(delta_rule, "chunked_gated_delta_rule", wrong)
-    for check in examine(from_yaml("gated_deltanet"), lengths=(63, 133)):
-        assert list(check.wrong_lengths()) == [63, 133], check.errors
+    for check in examine(from_yaml("gated_deltanet"), lengths=(63, 64)):
+        assert list(check.wrong_lengths()) == [63], check.errors
 
 
 def test_a_kernel_that_is_wrong_in_narrow_heads_alone_is_found_and_named(diagnosed, monkeypatch):

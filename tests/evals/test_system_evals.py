@@ -155,6 +155,7 @@ def test_a_step_that_does_not_fit_is_rows_and_the_next_one_is_clean(text, monkey
     assert after < values(rows, {"sequence_length": 64, "batch_size": 4})["peak_memory_mib"] + 8
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_memory_grows_as_the_square_for_softmax_until_it_does_not_fit(text):
     lengths = {"min_length": 128, "cpu_max_length": 1024, "batch_size": 8, "cpu_cap_mib": 220}

@@ -108,17 +108,24 @@ def without_state(name, **change):
     return [promise.check for promise in PROMISES if promise.needs_state] if only_trains else []
 
 
-@every_mixer
+KINDS = {
+    "float32": (torch.float32, ONE_LENGTH, CHECKS),
+    "bfloat16": (torch.bfloat16, ONE_LENGTH, (shape_and_dtype, *OF_NUMBERS)),
+    "every_length": (torch.float64, EVERY_LENGTH, BY_LENGTH),
+}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "case", "checked"),
+    ("kind", "name"),
     [
-        pytest.param(torch.float32, ONE_LENGTH, CHECKS, id="float32"),
-        pytest.param(torch.float64, ONE_LENGTH, OF_NUMBERS, id="float64"),
-        pytest.param(torch.bfloat16, ONE_LENGTH, (shape_and_dtype, *OF_NUMBERS), id="bfloat16"),
-        pytest.param(torch.float64, EVERY_LENGTH, BY_LENGTH, id="every_length", marks=pytest.mark.slow),
+        pytest.param(kind, name, marks=[pytest.mark.slow] * (kind == "every_length" or is_late))
+        for kind in KINDS
+        for name in MIXERS
+        for is_late in [kind == "bfloat16" and name not in OPERATORS]
     ],
 )
-def test_keeps_its_promises(name, dtype, case, checked):
+def test_keeps_its_promises(kind, name):
+    dtype, case, checked = KINDS[kind]
     assert breaches(lambda: build(name, dtype=dtype), case, checked, without_state(name)) == {}
 
 
@@ -137,21 +144,33 @@ def test_keeps_its_promises_with_nothing_and_with_everything_around_it(name, cha
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        pytest.param(name, change, id=f"{name}-{change}", marks=[pytest.mark.slow] * (change in (*SHARED, *AROUND)))
+        pytest.param(
+            name,
+            change,
+            id=f"{name}-{change}",
+            marks=[pytest.mark.slow] * (name not in OPERATORS or change in (*SHARED, *AROUND)),
+        )
         for name, change in itertools.chain(*map(changes_of, MIXERS))
         if name in OPERATORS or change not in (*SHARED, *AROUND)
     ],
 )
 def test_keeps_its_promises_with_options(name, change):
     """Parts around a mixing are the same code in every mixer: one mixer an operator has them one by one, among the slow
-    tests, and all at once in the test before this."""
+    tests, and all at once in the test before this. Options of the recurrence are quick for one mixer an operator."""
     checked = CHECKS if change in SHARED else OF_THE_RECURRENCE
     allowed = without_state(name, **change)
     assert breaches(lambda: build(name, dtype=torch.float64, **change), ONE_LENGTH, checked, allowed) == {}
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [*((name, {}) for name in MIXERS), *itertools.chain(*map(changes_of, MIXERS))]
+    ("name", "change"),
+    [
+        *((name, {}) for name in MIXERS),
+        *(
+            pytest.param(name, change, marks=[pytest.mark.slow] * (name not in OPERATORS))
+            for name, change in itertools.chain(*map(changes_of, MIXERS))
+        ),
+    ],
 )
 def test_flops_are_those_of_the_definition(name, change):
     """To the operation, where the contract asks for as many within a factor."""

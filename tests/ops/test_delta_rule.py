@@ -5,15 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_checks import assert_definition, assert_near, assert_stacked, normal
+from kernel_checks import DECAYS, EACH_LENGTH, assert_definition, assert_near, assert_stacked, normal
 from library_forms import naive_form
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.ops.delta.delta_rule import DELTA_RULE, chunked_gated_delta_rule, gated_delta_rule
 
-LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
-DECAYS = ("0", "-0.01", "-5", "mixed")
 """Log decays a position; mixed: of 0 to -5, drawn."""
 
 chunked = partial(gated_delta_rule, backend="torch")
@@ -47,7 +45,7 @@ def long_form(tensors: list[Tensor], num_steps: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", EACH_LENGTH)
 def test_chunks_are_the_definition_in_outputs_and_gradients(length, decay, num_steps):
     assert_definition(chunked, DELTA_RULE.define, inputs(length, decay, num_steps), 1e-10)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import assert_stacked
+from kernel_checks import DECAYS, EACH_LENGTH, assert_stacked
 from library_forms import naive_form
 from torch import Tensor
 
@@ -22,8 +22,6 @@ from attnbench.ops.diagonal.diagonal_decay import (
 )
 
 BATCH, HEADS, KEYS, VALUES = 2, 2, 16, 12
-LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
-DECAYS = ("0", "-0.01", "-5", "mixed")
 KINDS = ("nothing", "key", "free")
 """Kinds of erasing: e = 0, e = k, or e and r free."""
 
@@ -124,7 +122,7 @@ def check_chunked(kind: str, decay: str, length: int, dtype: torch.dtype, size: 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", EACH_LENGTH)
 def test_chunked_form_is_the_definition(kind, decay, length):
     check_chunked(kind, decay, length, torch.float64, 32, has_memory=True)
     check_chunked(kind, decay, length, torch.float32, 64, has_memory=False)
@@ -175,6 +173,7 @@ def test_stacked_under_vmap(kind):
     assert_stacked(form, [memories, *stacked], [0] * (1 + len(stacked)), 1e-10)
 
 
+@pytest.mark.slow
 def test_compiles_without_a_break():
     inputs, memory, weight = example("free", "mixed", 70)
     torch.compiler.reset()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import assert_definition, assert_stacked, normal
+from kernel_checks import LENGTHS, assert_definition, assert_stacked, normal
 from library_forms import naive_form
 from mixer_building import assert_near, build, example_input
 from torch import Tensor
@@ -13,7 +13,6 @@ from attnbench.mixers.definition import in_pieces
 from attnbench.ops.attention.forgetting_attention import forgetting_bias
 from attnbench.ops.attention.softmax_attention import definition, materialised
 
-LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
 LOG_FORGET = {"never": 0.0, "slowly": -0.01, "at once": -5.0, "mixed": None}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 

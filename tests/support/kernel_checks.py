@@ -16,6 +16,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(DEVICE == "cuda", reason="of mixers on the CPU, through Triton's interpreter")
 
 
+LENGTHS = (1, 15, 16, 17, 63, 64, 65, 133)
+"""Around the ends of chunks of 16, 32 and 64, and over two of these."""
+EACH_LENGTH = [pytest.param(length, marks=[pytest.mark.slow] * (length in (15, 17, 63, 133))) for length in LENGTHS]
+DECAYS = ("0", "-0.01", "-5", "mixed")
+
+
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Draw numbers that are equal on every device, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
@@ -34,7 +40,7 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = 
 def assert_definition(
     operator: Callable[..., Any],
     definition: Callable[..., Any],
-    tensors: Sequence[Tensor | None],
+    tensors: Sequence[Any],
     tolerance: float,
     *,
     gradient_parts: int = 1,
@@ -43,7 +49,7 @@ def assert_definition(
 
     `gradient_parts`: number of equal parts of a gradient's last axis, each compared by itself.
     """
-    wide = [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
+    wide: list[Any] = [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
     actual, expected = (y if isinstance(y, tuple) else (y,) for y in (operator(*tensors), definition(*wide)))
     for own, other in zip(actual, expected, strict=True):
         assert_near(own, other, tolerance)

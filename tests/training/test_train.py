@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from small import (
+    MIXERS,
     MODEL,
     PROFILED,
     SEQ_LEN,
@@ -561,7 +562,9 @@ def test_models_are_compiled_up_to_the_compiler_s_last_limit_and_past_it_a_step_
     assert len(graphs) == 6
 
 
-@pytest.mark.parametrize("name", one_an_operator())
+@pytest.mark.parametrize(
+    "name", [name if name in ("linear", "softmax") else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+)
 def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
     """A single operator that torch cannot keep has every process trace the whole step anew, for seconds."""
 
@@ -593,6 +596,7 @@ def test_training_goes_on_where_the_state_stands():
     assert halves.model.training
 
 
+@pytest.mark.slow
 def test_what_is_before_a_first_step_imports_neither_pandas_nor_sympy():
     """Each takes a quarter of a second, and pyarrow and torch import them on the way to a number and a tensor."""
     program = """if True:

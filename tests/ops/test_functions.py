@@ -133,6 +133,7 @@ def test_a_state_carries_a_text_read_in_pieces(name):
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_functions_need_nothing_but_torch():
     program = f"""import sys
 sys.modules.update(dict.fromkeys({BLOCKED}))

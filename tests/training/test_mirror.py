@@ -176,6 +176,7 @@ decided("auto", WANDB_MODE="online")
     assert by_environment.startswith("WANDB_MODE=online: not logged in; `wandb login`")
 
 
+@pytest.mark.slow
 def test_a_setting_of_wandb_that_is_wrong_is_one_line(tmp_path):
     script = """
 try:

@@ -28,6 +28,7 @@ def test_every_input_is_read_or_refused_in_one_line(kind, child):
     assert counts["refused"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_cannot_start_is_not_started_for_every_input():
     started = []
 

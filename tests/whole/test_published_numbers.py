@@ -154,6 +154,7 @@ def test_what_the_parts_are_worth_is_the_mean_over_the_corners():
     assert f"is {small[0] - small[1]:.2f} nats a character ahead of softmax, with positions" in told
 
 
+@pytest.mark.slow
 def test_trainings_of_recall_end_at_the_steps_that_are_told():
     steps = [
         row.measurement.value or 0

@@ -1,7 +1,8 @@
 """Feeds broken files and command lines to attnbench: `python tools/fuzz.py --inputs 5000`; see --help.
 
-Each must end as a clean result or as one `UserError` of one line, within ten seconds of CPU, its file unchanged. A process
-whose memory is capped reads them one after the other, so that what breaks a parser of another language is seen too.
+Each must end as a clean result or as one `UserError` of one line, within ten seconds of CPU, its file unchanged. A
+process whose memory is capped reads them one after the other, so that what breaks a parser of another language is seen
+too.
 """
 
 import argparse

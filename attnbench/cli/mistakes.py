@@ -108,6 +108,8 @@ def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
         word, reason = error.override, "Hydra's grammar has no such value"
     elif line.startswith("Ambiguous value for argument"):
         word, reason = next((word for word in overrides if word in line), line), "commas make several values of it"
+    elif "eval=null" in overrides:
+        return "eval=null: must be a list of names; eval=[] is none"
     elif line.startswith("Config group override must be a string"):
         groups = {path.name for path in CONF.iterdir() if path.is_dir()}
         words = [word for word in overrides if setting_of(word) in groups and re.search(r"=[^a-z]*$", word)]

@@ -158,6 +158,8 @@ class Probe(Evaluation, ABC):
     initial_deviation: float | None = option(
         None, "of the projections' weights; null: 0.02 × sqrt(768 / width), GPT-2's carried to this width", above=0
     )
+    norm: str | None = option(None, "of the residual stream: layer (with a bias); null: RMS norm", choices=("layer",))
+    untied: bool = option(False, "true: the logits have weights of their own, not the embedding's")
     learning_rates: list[float] = option(
         [1e-3, 3e-3, 1e-2, 3e-2, 1e-1],
         "half decades; chosen on validation data, see docs/protocol.md",
@@ -254,6 +256,8 @@ class Probe(Evaluation, ABC):
             head_width=head_width,
             feed_forward_width=feed_forward_width,
             initial_deviation=deviation if self.initial_deviation is None else self.initial_deviation,
+            norm=self.norm,
+            untied=self.untied,
         )
 
 
@@ -261,15 +265,8 @@ OF_TRAINING = ("warmup_steps", "decay_fraction", "final_rate_fraction", "rate_in
 OF_TRAINING += ("beta1", "beta2", "epsilon", "clip_norm")
 """Options of a probe that are settings of its training."""
 
-NOT_OF_TASK = (
-    "num_layers",
-    "conv_size",
-    "output_gate",
-    "initial_deviation",
-    "learning_rates",
-    "precision",
-    *OF_TRAINING,
-)
+NOT_OF_TASK = ("num_layers", "conv_size", "output_gate", "initial_deviation", "norm", "untied", "learning_rates")
+NOT_OF_TASK += ("precision", *OF_TRAINING)
 """Options of a probe's model, wishes and training."""
 
 

@@ -154,6 +154,8 @@ def configuration(record: ModelRecord) -> dict[str, Any]:
         "vocab_size": record.vocabulary_size,
         "hidden_size": record.model.dim,
         "feed_forward_width": record.model.feed_forward_width,
+        **({"norm": record.model.norm} if record.model.norm else {}),
+        **({"untied": True} if record.model.untied else {}),
         "trained_length": record.seq_len,
         "mixers": [
             {"class": mixer.target.rpartition(".")[2], "options": _options(mixer, layer_sizes(record.model, layer))}

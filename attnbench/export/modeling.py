@@ -30,6 +30,8 @@ class AttnbenchConfig(PretrainedConfig):
         vocab_size: symbols of the embedding.
         hidden_size: model width.
         feed_forward_width: hidden channels of the SwiGLU; 0 for none.
+        norm: of the residual stream, layer or none for RMS norm.
+        untied: the logits have weights of their own.
         mixers: one per layer, {"class": "GatedDeltaNet", "options": {...}}, with all options of its constructor.
         trained_length: number of positions of training sequences.
     """
@@ -43,12 +45,14 @@ class AttnbenchConfig(PretrainedConfig):
         feed_forward_width: int = 0,
         mixers: list[dict[str, Any]] | None = None,
         trained_length: int = 1,
+        norm: str | None = None,
+        untied: bool = False,
         **kwargs: Any,
     ) -> None:
         self.vocab_size, self.hidden_size, self.feed_forward_width = vocab_size, hidden_size, feed_forward_width
-        self.mixers = mixers or []
+        self.mixers, self.norm, self.untied = mixers or [], norm, untied
         self.num_hidden_layers, self.trained_length = len(self.mixers), trained_length
-        # Embedding and logits share one parameter, so there is nothing to tie.
+        # Embedding and logits share one parameter or have one each, so there is nothing to tie.
         super().__init__(**{**kwargs, "tie_word_embeddings": False})
 
 
@@ -99,6 +103,8 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
             vocabulary_size=config.vocab_size,
             dim=config.hidden_size,
             feed_forward_width=config.feed_forward_width,
+            norm=config.norm,
+            untied=config.untied,
         )
         self.post_init()
 
@@ -123,7 +129,7 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        raise NotImplementedError("the embedding also gives the logits and cannot be exchanged")
+        raise NotImplementedError("the embedding cannot be exchanged: it may also give the logits")
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

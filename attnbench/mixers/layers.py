@@ -78,6 +78,25 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
+class LayerNorm(nn.Module):
+    """Layer norm with a learned gain and bias, in float32 at least (Ba et al., 2016)."""
+
+    no_weight_decay: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+
+    def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = F.layer_norm(at_least_float32(x), self.weight.shape, self.weight, self.bias, self.eps)
+        return normed.to(x.dtype)
+
+
 class _RMSNormCPU(torch.autograd.Function):
     """RMSNorm in few passes over memory, for a CPU: torch's takes twice as long there.
 

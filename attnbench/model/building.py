@@ -65,6 +65,8 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
             dim=model.dim,
             feed_forward_width=model.feed_forward_width,
             dropout=model.dropout or 0.0,
+            norm=model.norm,
+            untied=model.untied,
         )
 
 

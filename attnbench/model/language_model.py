@@ -1,9 +1,9 @@
-"""Language model around a mixer: pre-norm blocks, SwiGLU, tied embeddings, no positions.
+"""Language model around a mixer: pre-norm blocks, SwiGLU, no positions.
 
 Dropout is on the embedding and the output of each branch, as in GPT-2, but not on attention weights, which most mixers
 lack."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,20 +11,25 @@ from torch import Tensor, nn
 
 from attnbench.machine.device import on_kernels
 from attnbench.mixers.base import Mixer, State
-from attnbench.mixers.layers import FeedForward, RMSNorm
+from attnbench.mixers.layers import FeedForward, LayerNorm, RMSNorm
 from attnbench.model.dropout import EMBEDDING, FEED_FORWARD, MIXER, drop, layer_keys
+
+NORMS: dict[str | None, Callable[[int], nn.Module]] = {None: RMSNorm, "layer": LayerNorm}
+"""Norms of the residual stream, by `model.norm`."""
 
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x)) if there is a feed-forward."""
 
-    def __init__(self, mixer: Mixer, dim: int, feed_forward_width: int, dropout: float) -> None:
+    def __init__(
+        self, mixer: Mixer, dim: int, feed_forward_width: int, dropout: float, norm: str | None = None
+    ) -> None:
         super().__init__()
         self.dropout = dropout
         has_feed_forward = feed_forward_width > 0 and not mixer.replaces_feed_forward
-        self.mixer_norm = RMSNorm(dim)
+        self.mixer_norm = NORMS[norm](dim)
         self.mixer = mixer
-        self.feed_forward_norm = RMSNorm(dim) if has_feed_forward else None
+        self.feed_forward_norm = NORMS[norm](dim) if has_feed_forward else None
         self.feed_forward = FeedForward(dim, feed_forward_width) if has_feed_forward else None
 
     def forward(
@@ -69,7 +74,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """Embedding of symbols, with the weight of the logits."""
+    """Embedding of symbols, or weights of their logits."""
 
     def reset_parameters(self) -> None:
         """Do nothing: `init_weights` does, and on the meta device torch would load its compiler."""
@@ -85,6 +90,8 @@ class LanguageModel(nn.Module):
         mixers: one a layer.
         feed_forward_width: hidden channels of the SwiGLU; 0 for none.
         dropout: share of elements dropped in forward passes with keys of rows.
+        norm: of the residual stream, see NORMS.
+        untied: the logits have weights of their own, not the embedding's.
     """
 
     def __init__(
@@ -95,12 +102,15 @@ class LanguageModel(nn.Module):
         dim: int,
         feed_forward_width: int,
         dropout: float = 0.0,
+        norm: str | None = None,
+        untied: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
         self.embedding = Embedding(vocabulary_size, dim)
-        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width, dropout) for mixer in mixers)
-        self.norm = RMSNorm(dim)
+        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width, dropout, norm) for mixer in mixers)
+        self.norm = NORMS[norm](dim)
+        self.head = Embedding(vocabulary_size, dim) if untied else None
         self.feed_forward_width = feed_forward_width
 
     @property
@@ -165,8 +175,13 @@ class LanguageModel(nn.Module):
             states.append(after)
         return self.logits(self.norm(x_BD)), states
 
+    @property
+    def readout(self) -> Embedding:
+        """The weights of the logits."""
+        return self.embedding if self.head is None else self.head
+
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.embedding.weight)
+        return F.linear(x, self.readout.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the start of the residual stream, under autocast in the compute dtype: moving float32, which every
@@ -208,7 +223,7 @@ class LanguageModel(nn.Module):
             num_logits: positions at which logits are read; None: all.
         """
         of_blocks = [block.forward_flops(length) for block in self.layers]
-        of_logits = 2 * self.embedding.weight.numel() * (length if num_logits is None else num_logits)
+        of_logits = 2 * self.readout.weight.numel() * (length if num_logits is None else num_logits)
         return None if None in of_blocks else of_logits + sum(filter(None, of_blocks))
 
     def undecayed(self) -> set[str]:

@@ -14,7 +14,7 @@ import torch
 from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
 from attnbench.model.building import build_layer, build_layers, build_meta, resolve_mixer
-from attnbench.model.language_model import Block, LanguageModel
+from attnbench.model.language_model import NORMS, Block, LanguageModel
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
@@ -186,13 +186,12 @@ def _reference_size(
     # Softmax's counts do not depend on heads; one head fits every width.
     [mixer] = build_layers([REFERENCE], replace(model, head_width=model.dim, num_layers=1))
     with torch.device("meta"):
-        block = Block(mixer, model.dim, model.feed_forward_width, dropout=0.0)
+        block, norm = Block(mixer, model.dim, model.feed_forward_width, 0.0, model.norm), NORMS[model.norm](model.dim)
     of_logits, flops_of_block = vocabulary_size * model.dim, block.forward_flops(seq_len)
     assert flops_of_block is not None, "softmax counts its operations"
     flops = model.num_layers * flops_of_block + 2 * of_logits * (seq_len if num_logits is None else num_logits)
-    of_block = sum(parameter.numel() for parameter in block.parameters())
-    # With the weights of the last norm.
-    return of_logits + model.dim + model.num_layers * of_block, flops / seq_len
+    of_block, of_norm = (sum(parameter.numel() for parameter in part.parameters()) for part in (block, norm))
+    return of_logits * (1 + model.untied) + of_norm + model.num_layers * of_block, flops / seq_len
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:

@@ -54,6 +54,10 @@ class ModelSettings:
     """With softmax and WikiText-2 v1's vocabulary of 284; informative."""
     initial_deviation: float | None = setting(None, above=0)
     dropout: float | None = setting(None, minimum=0, below=1)
+    norm: str | None = setting(None, choices=("layer",))
+    """Norm of the residual stream; None: RMS norm."""
+    untied: bool = False
+    """The logits have weights of their own, not those of the embedding."""
 
 
 TOKENIZERS = ("characters", "bytes", "bpe")

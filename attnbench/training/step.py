@@ -100,7 +100,7 @@ def foresee(
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """Return the nats over all labels of the batch."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
-    return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
+    return nats_of(model.readout, hidden, batch.targets_BT, batch.weight_BT)
 
 
 def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tensor]:
@@ -149,7 +149,7 @@ def _leave(
     weight: Tensor | None,
     positions_BL: Tensor | None,
 ) -> Tensor:
-    return nats_of(model.embedding, model.leave(x_BTD + branch_BTD, positions_BL), targets, weight)
+    return nats_of(model.readout, model.leave(x_BTD + branch_BTD, positions_BL), targets, weight)
 
 
 def train_step(

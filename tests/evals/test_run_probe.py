@@ -16,6 +16,7 @@ from probe_settings import probe_settings
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.evals.lib import solving
+from attnbench.evals.lib.sequences import TrainingSequences
 from attnbench.evals.runners import prepare_probe as prepare_probe_module
 from attnbench.evals.runners import probe
 from attnbench.evals.runners.prepare_probe import prepare_probe
@@ -32,6 +33,7 @@ from attnbench.training import checkpoint, learning_rate, run
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.learning_rate import learning_rates
 from attnbench.training.log import read_metrics
+from attnbench.training.step import loss_and_gradients
 from attnbench.verdict.axes import PER_RUN
 
 CLOCKS = ("seconds", "tokens_per_second", "generator_tokens_per_second")
@@ -533,6 +535,16 @@ def test_a_training_as_published_is_told_by_its_rows_and_its_hash(tmp_path):
 def test_options_of_a_training_must_fit_together(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         prepared(probe_settings(tmp_path, **{f"copy_{name}": value for name, value in options.items()}))
+
+
+def test_the_model_of_a_probe_has_another_norm_and_logits_of_their_own(tmp_path):
+    own = prepared(probe_settings(tmp_path, copy_norm="layer", copy_untied=True))
+    assert own.config_hash != prepared(probe_settings(tmp_path)).config_hash
+    assert {"norm": "layer", "untied": True}.items() <= own.row_settings()[EVALUATION_OPTIONS].items()
+    own.sequences = TrainingSequences(own.task, 0, own.device)
+    model = own.build()
+    _, gradients = loss_and_gradients(model, own.batches(0), None, "float32")
+    assert gradients.keys() == dict(model.named_parameters()).keys() >= {"head.weight", "norm.bias"}
 
 
 def test_a_published_threshold_ends_a_training_of_fixed_steps(tmp_path, monkeypatch):

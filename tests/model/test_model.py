@@ -46,6 +46,32 @@ def test_a_model_larger_than_memory_is_refused_before_it_takes_any(monkeypatch):
         small_model()
 
 
+def test_a_layer_norm_and_logits_of_their_own_are_counted_and_used():
+    changed = dataclasses.replace(MODEL, norm="layer", untied=True)
+    plain, model = (
+        build_model([mixer_settings("softmax")] * 2, it, vocabulary_size=9, seed=0) for it in (MODEL, changed)
+    )
+    matched = match_model(
+        [mixer_settings("softmax")] * 2,
+        changed,
+        match="none",
+        vocabulary_size=9,
+        seq_len=21,
+    )
+    assert matched.parameters == matched.reference_parameters == model.num_parameters()
+    assert model.num_parameters() - plain.num_parameters() == 9 * MODEL.dim + 5 * MODEL.dim
+    hidden_BTD, _ = model.hidden(TOKENS_BT % 9)
+    logits_BTC, _ = model(TOKENS_BT % 9)
+    assert model.head is not None
+    torch.testing.assert_close(logits_BTC, hidden_BTD @ model.head.weight.T)
+    assert not torch.equal(model.head.weight, model.embedding.weight)
+    assert model.undecayed() >= {"norm.weight", "norm.bias"}
+    theirs = nn.LayerNorm(MODEL.dim)
+    x_BTD = torch.randn(2, 3, MODEL.dim, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    torch.testing.assert_close(model.norm(x_BTD), theirs(x_BTD))
+    assert hashed_model(changed, None) != hashed_model(MODEL, None)
+
+
 def test_parts_of_equal_name_and_shape_start_equal_across_mixers_and_options():
     plain, gated, other_seed = small_model(), small_model(output_gate="silu"), small_model(seed=1)
     weights = dict(gated.named_parameters())

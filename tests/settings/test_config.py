@@ -354,6 +354,12 @@ def test_python_finds_what_a_config_dir_has(my_conf: Path, monkeypatch: pytest.M
         compose(config_dir="nowhere")
 
 
+def test_no_evaluation_is_an_empty_list() -> None:
+    with pytest.raises(UserError, match=r"^eval=null: must be a list of names; eval=\[\] is none$"):
+        compose(["eval=null"])
+    assert compose(["eval=[]"]).evaluations == []
+
+
 def test_a_study_may_be_named_by_a_number_in_quotes() -> None:
     with pytest.raises(UserError, match=r"^experiment=20261129: a number where a name is expected; .*'experiment=\"20"):
         compose(["experiment=20261129", "device=cpu"])

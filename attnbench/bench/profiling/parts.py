@@ -84,7 +84,7 @@ def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
     """Compute `training.step.batch_nats`, the loss under its label."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     with record_function("loss"):
-        return nats_of(model.embedding, hidden, batch.targets_BT, batch.weight_BT)
+        return nats_of(model.readout, hidden, batch.targets_BT, batch.weight_BT)
 
 
 def part_rows(recording: Recording, num_steps: int, step_ms: float, settings: dict[str, Any]) -> Iterator[Measurement]:

@@ -119,7 +119,7 @@ class SizeTraining:
         nats_T, count_T = split_nats(model, text, subject.precision)
         nats = float(nats_T.sum() / count_T.sum())
         return Trained(
-            parameters=model.num_parameters() - model.embedding.weight.numel(),
+            parameters=model.num_parameters() - model.embedding.weight.numel() * (1 + self.size.untied),
             nats=corpus.lengths(split, corpus.count(tokens[split][1:])).nats_per_character(nats),
             num_labels=round(float(count_T.sum())),
             num_skipped=num_steps - state.num_updates(),

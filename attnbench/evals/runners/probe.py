@@ -187,7 +187,7 @@ class ProbeJob(TrainedJob):
         # Before matching: rows name the width that was asked for.
         of_task = {**self.task.content(), **self.task.training, **asdict(self.task.model)}
         elsewhere = ["settings", "mixer_options", "name", "parameters", "dropout"]
-        elsewhere += [name for name in ("length_buckets", "stop_at") if not getattr(self.task, name)]
+        elsewhere += [name for name in ("length_buckets", "stop_at", "norm", "untied") if not getattr(self.task, name)]
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,

@@ -110,7 +110,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     begin_sitting()
     recorded, known = comparison.recorded()
     comparison.settle(recorded, known)
-    searched, timed = (comparison.wanted(cells) for cells in (comparison.searched, comparison.timed()))
+    searched, timed = (comparison.wanted(cells) for cells in (comparison.searched, comparison.timed))
     number = Counter(map(kind_of, [*searched, *timed, *comparison.to_score()]))
     of_each = Counter("language models" if kind.group == TRAINING else kind.group for kind in number.elements())
     listed = ", ".join(f"{count} {name}" for name, count in of_each.items())
@@ -150,7 +150,7 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
             while settings.plan.in_looks and look_again(comparison, driver):
                 driver.run(comparison.programs(found), execute)
             is_over = True
-            driver.run([ask_for(comparison.timed())], partial(execute, is_timed=True))
+            driver.run([ask_for(comparison.timed)], partial(execute, is_timed=True))
         finally:
             # Also after an interruption, so that there is a report.
             comparison.settle(*comparison.recorded(driver.answers))

@@ -160,8 +160,13 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
         "rates": {score.name: list(score.grid) for score in comparison.scores},
         **({"rates_in_full": RATES_IN_FULL} if any(score.first_stage for score in comparison.scores) else {}),
         "protocols": described_protocols(comparison),
-        "cells": comparison.cells_to_score(),
-        "timed": [cell.label for cell in comparison.timed()],
+        "cells": [
+            {"label": f"{score.name}, seed {seed}",
+             "hashes": [job.config_hash for job in score.at(score.grid[0], seed, None).parts]}
+            for score in comparison.scores
+            for seed in comparison.seeds_of(score)
+        ],
+        "timed": [cell.label for cell in comparison.timed],
         **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
         **({"claim": claim} if claim is not None else {}),
     }  # fmt: skip
@@ -181,7 +186,7 @@ def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, 
     if _difference(then.get("cells"), now["cells"]) is not None:
         return
     # `mixers` and `model` describe the language model, which a plan of probes does not train.
-    has_text = _trains_text(comparison) or bool(comparison.timed())
+    has_text = _trains_text(comparison) or bool(comparison.timed)
     free = ("words",) if has_text else ("words", "mixers", "model")
     claims = [content.get("claim") or {} for content in (then, now)]
     for former, present, entries in ((then, now, free), (*claims, ("words",))):

@@ -93,7 +93,7 @@ def import_cells(
     with _staging(folder) as staging:
         plan = plan_in(staging)
         stager = _Stager(cells, folder, plan.folder)
-        timed = [*plan.timed(), *(there for cell in plan.timed() for there in _timed_elsewhere(cell, plan, cells))]
+        timed = [*plan.timed, *(there for cell in plan.timed for there in _timed_elsewhere(cell, plan, cells))]
         trained = [cell for score in plan.scores for cell in _trained_elsewhere(score, plan, cells)]
         for cell in {cell.folder: cell for cell in (*timed, *trained)}.values():
             stager.stage(cell)
@@ -339,7 +339,8 @@ class _Stager:
         drawn = random.Random(self.cells.sha256).sample(trained, min(number, len(trained)))
         if not drawn:
             return "no training is new"
-        before = {name: {path: read_results(path) for path in _results(self.new[name])} for name in drawn}
+        files = {name: [path for path in self.new[name].all_results if path.exists()] for name in drawn}
+        before = {name: {path: read_results(path) for path in files[name]} for name in drawn}
         stamps = {name: parse_json(self.cells.folders[name]["environment.json"]) for name in drawn}
         for name in drawn:
             shutil.rmtree(self.new[name].folder)
@@ -372,10 +373,6 @@ class _Stager:
             f"{len(kinds) - same} within {CHECK_TOLERANCE}" if not all(kinds) else "",
         ]
         return f"{len(kinds)} of {len(trained)} trainings ran again: {', '.join(filter(None, words))}"
-
-
-def _results(cell: Job) -> list[Path]:
-    return [path for path in cell.all_results if path.exists()]
 
 
 def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:

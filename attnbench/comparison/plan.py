@@ -71,7 +71,8 @@ class Comparison:
         timed = [job for variant in variants for job in variant.timed]
         self.scores = [score for score in scores if not self._is_shared(score.variant, score.evaluation)]
         """All that is scored, once where variants share it."""
-        self._timed = self.in_order([job for job in timed if not self._is_shared(job.run.mixer, job.evaluation)])
+        self.timed = self.in_order([job for job in timed if not self._is_shared(job.run.mixer, job.evaluation)])
+        """What runs alone on its device."""
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
         # Variants that cannot run here are recorded, and the others are compared.
@@ -139,7 +140,7 @@ class Comparison:
             answers: known already.
         """
         found, driver = Found(), Driver(answers=dict(answers or {}))
-        driver.run([*self.programs(found), ask_for(self.timed())])
+        driver.run([*self.programs(found), ask_for(self.timed)])
         return found, driver
 
     def settle(self, found: Found, driver: Driver) -> None:
@@ -147,7 +148,7 @@ class Comparison:
         self.answers = driver.answers
         self.choices = [found.choices[score.name] for score in self.scores if score.name in found.choices]
         self.scored = self.in_order([cell for score in self.scores for cell in found.scored.get(score.name, [])])
-        of_scores = {cell.folder for cell in (*self.scored, *self.timed())}
+        of_scores = {cell.folder for cell in (*self.scored, *self.timed)}
         self.searched = [cell for cell in driver.asked.values() if cell.folder not in of_scores]
         self.undecided = [
             (score.evaluation, f"{score.name}, {len(self.seeds_of(score))} scored")
@@ -157,7 +158,7 @@ class Comparison:
 
     def shown(self) -> list[Job]:
         """The scored and the timed cells, which the report shows."""
-        return [*self.scored, *self.timed()]
+        return [*self.scored, *self.timed]
 
     def is_finished(self, cell: Job) -> bool:
         """Tell if the cell has all its rows."""
@@ -177,25 +178,10 @@ class Comparison:
         answer = self.answers.get(cell.folder)
         return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([cell])))]
 
-    def timed(self) -> list[Job]:
-        """The cells that run alone on their device."""
-        return self._timed
-
     def to_score(self) -> list[ProbeJob | TrainingJob]:
         """One training for each cell that will be scored, whatever its rate and seed."""
         return [
             score.prepared for score in self.scores if self.is_wanted(score.evaluation) for _ in self.seeds_of(score)
-        ]
-
-    def cells_to_score(self) -> list[dict[str, Any]]:
-        """Name the cells that will be scored, each with its hashes at the first rate of its grid."""
-        return [
-            {
-                "label": f"{score.name}, seed {seed}",
-                "hashes": [job.config_hash for job in score.at(score.grid[0], seed, None).parts],
-            }
-            for score in self.scores
-            for seed in self.seeds_of(score)
         ]
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
@@ -263,7 +249,7 @@ class Comparison:
     def protocols(self) -> dict[str, dict[str, Any]]:
         """Describe the present protocol of each evaluation, see `results.protocol`."""
         jobs = [job for score in self.scores for job in score.at(score.grid[0], 0, None).parts]
-        known = {job.evaluation: job.protocol() for job in [*jobs, *self._timed]}
+        known = {job.evaluation: job.protocol() for job in [*jobs, *self.timed]}
         return {
             name: protocol
             for evaluation, protocol in known.items()

@@ -330,22 +330,21 @@ def score_of_training(
 def scores_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num_seeds: int = 1) -> list[Score]:
     """Return the scores of a probe, one a task."""
     probe, jobs = prepare_probe(settings, evaluation)
-    scores = [_score_of_task(job, probe.learning_rates, num_seeds) for job in jobs]
+    scores = [
+        Score(
+            name=job.task_label,
+            variant=job.settings.mixer.name,
+            evaluation=job.evaluation,
+            settings=job.task.settings,
+            grid=probe.learning_rates,
+            num_seeds=num_seeds,
+            prepared=job,
+            at=cache(job.at),
+        )
+        for job in jobs
+    ]
     for score, job in zip(scores, jobs, strict=True):
         source = probe.rate_source(job.task)
         if source is not None:
             score.source = next(other for other in scores if other.settings == source.settings)
     return scores
-
-
-def _score_of_task(job: ProbeJob, grid: Sequence[float], num_seeds: int) -> Score:
-    return Score(
-        name=job.task_label,
-        variant=job.settings.mixer.name,
-        evaluation=job.evaluation,
-        settings=job.task.settings,
-        grid=grid,
-        num_seeds=num_seeds,
-        prepared=job,
-        at=cache(job.at),
-    )

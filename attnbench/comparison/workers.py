@@ -70,25 +70,18 @@ def run_here(
         return stacks
 
     waiting = deque(shared(stacks))
-    outcomes = run_in_processes(
-        execute_stack,
-        waiting,
-        num_workers=num_workers,
-        log=log,
-        num_threads=max(1, torch.get_num_threads() // sharing),
-        fresh=is_timed,
-        gpus=gpus,
-        idle=idle,
-    )
-    return _growing(outcomes, waiting, lambda: shared(more()))
-
-
-def _growing(
-    outcomes: Generator[Outcome[Stack], None, None],
-    waiting: deque[Stack],
-    more: Callable[[], Sequence[Stack]],
-) -> Generator[Outcome[Stack], None, None]:
-    with closing(outcomes):
+    with closing(
+        run_in_processes(
+            execute_stack,
+            waiting,
+            num_workers=num_workers,
+            log=log,
+            num_threads=max(1, torch.get_num_threads() // sharing),
+            fresh=is_timed,
+            gpus=gpus,
+            idle=idle,
+        )
+    ) as outcomes:
         for outcome in outcomes:
             yield outcome
-            waiting.extendleft(reversed(more()))
+            waiting.extendleft(reversed(shared(more())))

@@ -205,7 +205,14 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     check_code(folder, prepared.mixers, ("sources", "numbers_version"))
     if corpus_label(prepared.corpus) != corpus:
         raise UserError(f"run={folder}: was trained on {corpus}, and {corpus_label(prepared.corpus)} is what is found")
-    if config_hash(_identity_of_training(_as_trained(prepared, resolved))) != hashed:
+    trained = replace(
+        prepared,
+        mixers=with_backends(prepared.mixers, resolved["backend"]),
+        device=torch.device(resolved["device"]),
+        precision=resolved["precision"],
+        compile=resolved["compile"],
+    )
+    if config_hash(_identity_of_training(trained)) != hashed:
         raise UserError(
             f"{folder / 'config.yaml'}: does not describe the training {hashed} as this version of attnbench makes it; "
             "was it altered?"
@@ -242,11 +249,6 @@ def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[st
                 f"run={folder}: was trained by {OTHER_CODE[name]}, whose numbers are not those of this one; the "
                 "attnbench train command that made it trains it anew"
             )
-
-
-def _as_trained(prepared: Run, resolved: dict[str, Any]) -> Run:
-    mixers, device = with_backends(prepared.mixers, resolved["backend"]), torch.device(resolved["device"])
-    return replace(prepared, mixers=mixers, device=device, precision=resolved["precision"], compile=resolved["compile"])
 
 
 def _matched(

@@ -72,7 +72,7 @@ def test_a_search_of_rates_has_a_grid_in_the_place_of_the_yamls_rate_and_scores_
     assert {job.settings.seed for cell in cells for job in cell.parts} == {SELECTION_SEED, SELECTION_SEED + 1}
     assert len(cells) == 2 * 2 * len(finding.variants)
     assert comparison.to_score() == []
-    assert not comparison.timed()
+    assert not comparison.timed
 
 
 OF_A_CORRELATION = ("recall_state", "rate_window")

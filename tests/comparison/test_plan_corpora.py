@@ -210,8 +210,8 @@ def test_what_trains_in_a_system_evaluation_is_repeated_and_what_is_timed_alone_
             settings(tmp_path, evaluations=("scaling", "perplexity"), **given),
             lambda words: compose(words, config_dir=my_conf),
         )
-        assert [cell.label for cell in comparison.timed()] == labels
-        assert len({cell.folder for cell in comparison.timed()}) == len(labels)
+        assert [cell.label for cell in comparison.timed] == labels
+        assert len({cell.folder for cell in comparison.timed}) == len(labels)
 
 
 MISTAKES = {

@@ -42,7 +42,7 @@ def plan_in(outputs: Path) -> Any:
     given = comparison_settings(plan, outputs)
     cells = [score.at(rate, seed, None) for rate in score.grid for seed in score.search_seeds]
     return SimpleNamespace(
-        folder=folder, scores=[score], seeds_of=lambda score: [], timed=list, settings=given, cells=cells,
+        folder=folder, scores=[score], seeds_of=lambda score: [], timed=[], settings=given, cells=cells,
         programs=lambda found: [ask_for(cells)],
     )  # fmt: skip
 

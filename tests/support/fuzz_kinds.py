@@ -261,7 +261,7 @@ class Results(Kind):
         job = copy(self.job)
         job.folder = outputs / "little" / FOLDER
         return SimpleNamespace(
-            folder=outputs / "little", programs=lambda found: [ask_for([job])], scores=[], timed=list, settings=None
+            folder=outputs / "little", programs=lambda found: [ask_for([job])], scores=[], timed=[], settings=None
         )
 
     def _metrics(self) -> bytes:

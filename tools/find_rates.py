@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from simulate_findings import findings
 
 from attnbench.cli.compose import CONF, compose
-from attnbench.comparison.compare import run_cells
+from attnbench.comparison.compare import run_plan
 from attnbench.comparison.findings import plan_of
 from attnbench.comparison.plan import Comparison
 from attnbench.results.folder import holding
@@ -92,7 +92,7 @@ def search(finding: FindingSettings, plan: ComparisonSettings) -> None:
     """Carry out the searches of a finding, and print what each came to and the rates for its yaml."""
     comparison = Comparison(plan, compose)
     with holding(comparison.folder, waits=False):
-        run_cells(comparison, is_frozen=False)
+        run_plan(comparison, is_frozen=False)
     choices: dict[tuple[str, str], list[Choice]] = defaultdict(list)
     for it, choice in zip(comparison.scores, comparison.choices, strict=True):
         choices[it.variant, it.evaluation].append(choice)

@@ -1,4 +1,4 @@
-"""Sharing of cells by variants that are one model in an evaluation."""
+"""Sharing of runs by variants that are one model in an evaluation."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from attnbench.settings.errors import UserError
 from attnbench.training.prepare import function_hash
 
 Shared = dict[str, dict[str, str]]
-"""By evaluation: variants whose cells are another's, and whose: {"recall": {"flash": "softmax"}}."""
+"""By evaluation: variants whose runs are another's, and whose: {"recall": {"flash": "softmax"}}."""
 
 
-def shared_cells(variants: Mapping[str, Variant]) -> Shared:
-    """List the variants that share the cells of an earlier one, by evaluation (TRAINING is one).
+def shared_jobs(variants: Mapping[str, Variant]) -> Shared:
+    """List the variants that share the runs of an earlier one, by evaluation (TRAINING is one).
 
     Trained models are shared if they compute the same function, system evaluations only with the same kernel.
 

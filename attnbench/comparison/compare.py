@@ -1,6 +1,6 @@
-"""Run of a plan: searches and scores several cells at a time, then timed cells alone; one record and one report.
+"""Run of a plan: searches and scores several runs at a time, then timed runs alone; one record and one report.
 
-Finished cells are not run again, so that an interrupted comparison resumes.
+Finished runs are not run again, so that an interrupted comparison resumes.
 """
 
 import logging
@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from attnbench.comparison.dry_run import list_cells
+from attnbench.comparison.dry_run import list_jobs
 from attnbench.comparison.freeze import check_frozen, freeze, unbooked_seeds
 from attnbench.comparison.imports import import_for
 from attnbench.comparison.looks import look_again
@@ -54,7 +54,7 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         compose: from the words of an attnbench train command line to its settings.
 
     Raises:
-        UserError: another process runs this plan; it was changed after it was frozen, or cannot be frozen; cells failed
+        UserError: another process runs this plan; it was changed after it was frozen, or cannot be frozen; runs failed
             (after the others ran and the report was written); or wandb cannot be reached.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
@@ -64,12 +64,12 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
         if settings.imported is not None:
             import_for(settings, compose, Path(settings.imported))
         if settings.exported is not None:
-            log.info(f"{export_cells(folder, Path(settings.exported))} cells written to {settings.exported}")
+            log.info(f"{export_cells(folder, Path(settings.exported))} results written to {settings.exported}")
             return folder
         try:
             return _carry_out(settings, compose, folder)
-        except StillRunning as cells:
-            log.info(str(cells))
+        except StillRunning as status:
+            log.info(str(status))
             return folder
 
 
@@ -77,7 +77,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     comparison = Comparison(settings, compose)
     if settings.freeze:
         path = freeze(comparison)
-        log.info(f"frozen: {path}; commit it before the first cell is scored, then run the same without freeze=true")
+        log.info(f"frozen: {path}; commit it before the first run is scored, then run the same without freeze=true")
         if unbooked := unbooked_seeds(comparison):
             log.warning(
                 f"plan.seeds: {unbooked[0]} is not among the seeds that docs/results/SEEDS books for plan="
@@ -87,13 +87,13 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     is_frozen = check_frozen(comparison)
     # An impossible mode is refused before hours of work.
     mode = "none" if settings.plan.dry_run else choose_mode(settings.logger)[0]
-    files = run_cells(comparison, is_frozen=is_frozen)
+    files = run_plan(comparison, is_frozen=is_frozen)
     if settings.plan.dry_run:
         if comparison.failures:
             raise UserError(f"{len(comparison.failures)} cannot run, named above; the others are listed")
         return folder
     if not files:
-        raise UserError(f"{folder}: no cell has results; {len(comparison.failures)} failed")
+        raise UserError(f"{folder}: no run has results; {len(comparison.failures)} failed")
     _show(comparison, is_frozen=is_frozen, mirrored=mode != "none")
     if comparison.failures:
         raise UserError(
@@ -102,22 +102,22 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
     return folder
 
 
-def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
-    """Run the cells that are not done, write comparison.json, and return the results of all that are."""
+def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
+    """Make the runs that are not done, write comparison.json, and return the results of all that are."""
     settings, folder = comparison.settings, comparison.folder
     # The duration is not read off a clock that can be set.
     started, mark = datetime.now(UTC), time.monotonic()
     begin_sitting()
     recorded, known = comparison.recorded()
     comparison.settle(recorded, known)
-    searched, timed = (comparison.wanted(cells) for cells in (comparison.searched, comparison.timed))
+    searched, timed = (comparison.wanted(jobs) for jobs in (comparison.searched, comparison.timed))
     number = Counter(map(kind_of, [*searched, *timed, *comparison.to_score()]))
     of_each = Counter("language models" if kind.group == TRAINING else kind.group for kind in number.elements())
     listed = ", ".join(f"{count} {name}" for name, count in of_each.items())
     frozen = "Pre-registered." if is_frozen else "Not pre-registered; freeze=true does that."
     log.info(f"plan={settings.plan.name}: {number.total()} runs ({listed}), in {folder}/. {frozen}")
     if settings.plan.dry_run:
-        list_cells(comparison, searched, timed)
+        list_jobs(comparison, searched, timed)
         return []
     if settings.launcher == "local":
         log.info(f"{_at_a_time(settings)[0]} at a time, timed runs alone; their output: {folder}/output.log")
@@ -126,16 +126,16 @@ def run_cells(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     driver = Driver(
         answers=answers if not settings.rerun else {},
         rerun=settings.rerun,
-        may_run=lambda cell: comparison.is_wanted(cell.evaluation),
+        may_run=lambda job: comparison.is_wanted(job.evaluation),
         stacks=partial(in_stacks, size_of=sizes(settings.plan.stack, resolve_device(settings.device), folder)),
     )
-    counted, found, is_over = {cell.folder for cell in (*searched, *timed)}, Found(), False
+    counted, found, is_over = {job.folder for job in (*searched, *timed)}, Found(), False
 
     def on_asked(asked: list[Job], finished: list[Job]) -> None:
-        # Scored cells are counted from the beginning, until a look adds seeds.
+        # Scored runs are counted from the beginning, until a look adds seeds.
         if not comparison.num_seeds:
-            counted.update(cell.folder for cells in found.scored.values() for cell in cells)
-        progress.add([cell for cell in comparison.wanted(asked) if cell.folder not in counted])
+            counted.update(job.folder for jobs in found.scored.values() for job in jobs)
+        progress.add([job for job in comparison.wanted(asked) if job.folder not in counted])
         progress.skip(comparison.wanted(finished))
 
     driver.on_asked = on_asked
@@ -178,7 +178,7 @@ def _execute(
 
     Args:
         more: called after each outcome on this host; a cluster gets its stacks as the next array job.
-        num_timed: cells left for the timed call.
+        num_timed: runs left for the timed call.
     """
     settings = comparison.settings
     _compile(settings, stacks)
@@ -205,9 +205,9 @@ def _execute(
         outcomes = run_here(settings, stacks, is_timed=is_timed, log=output, number=number, idle=idle, more=more_here)
     with closing(outcomes):
         for outcome in outcomes:
-            for cell in outcome.item:
+            for job in outcome.item:
                 seconds = outcome.seconds / len(outcome.item)
-                progress.report(Outcome(item=cell, seconds=seconds, error=outcome.error))
+                progress.report(Outcome(item=job, seconds=seconds, error=outcome.error))
             yield outcome
 
 
@@ -217,13 +217,13 @@ def _compile(settings: ComparisonSettings, stacks: list[Stack]) -> None:
 
 
 def _at_a_time(settings: ComparisonSettings) -> tuple[int, int]:
-    """Count the cells that run at a time: untimed, timed."""
+    """Count the runs that are made at a time: untimed, timed."""
     num_devices = _num_devices(settings)
     return num_devices * settings.plan.num_workers, 1 if settings.launcher == "slurm" else num_devices
 
 
 def _num_devices(settings: ComparisonSettings) -> int:
-    """Count the devices that cells are spread over; a task of a cluster counts as one."""
+    """Count the devices that runs are spread over; a task of a cluster counts as one."""
     return settings.slurm.tasks if settings.launcher == "slurm" else max(1, len(gpus_and_workers(settings)[0]))
 
 

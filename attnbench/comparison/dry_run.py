@@ -1,4 +1,4 @@
-"""Dry run of a plan: its cells, and an estimate of their time here."""
+"""Dry run of a plan: its runs, and an estimate of their time here."""
 
 import logging
 import statistics
@@ -33,18 +33,18 @@ TRIAL_SEQUENCES, TRIAL_SECONDS = 4, 1.0
 timed itself."""
 
 
-def list_cells(comparison: Comparison, searches: Sequence[Job], timed: Sequence[Job]) -> None:
-    """List finished and remaining cells and estimate the time; scored cells without a rate are counted only."""
+def list_jobs(comparison: Comparison, searches: Sequence[Job], timed: Sequence[Job]) -> None:
+    """List finished and remaining runs and estimate the time; scored runs without a rate are counted only."""
     scored = comparison.wanted(comparison.scored)
     left: Counter[Kind] = Counter()
-    for cell in (*searches, *scored, *timed):
-        is_done = comparison.is_finished(cell)
-        left[kind_of(cell)] += not is_done
-        log.info(f"  {'done' if is_done else 'to do'}  {cell.label}")
-    undecided = Counter(map(kind_of, comparison.to_score())) - Counter(kind_of(cell) for cell in scored)
+    for job in (*searches, *scored, *timed):
+        is_done = comparison.is_finished(job)
+        left[kind_of(job)] += not is_done
+        log.info(f"  {'done' if is_done else 'to do'}  {job.label}")
+    undecided = Counter(map(kind_of, comparison.to_score())) - Counter(kind_of(job) for job in scored)
     for group in dict.fromkeys(kind.group for kind in undecided):
         number = sum(number for kind, number in undecided.items() if kind.group == group)
-        log.info(f"  to do  {group}: {number} scored cells, at the rates that the searches will give")
+        log.info(f"  to do  {group}: {number} scored runs, at the rates that the searches will give")
     left.update(undecided)
     left = +left
     if left:
@@ -61,7 +61,7 @@ def list_cells(comparison: Comparison, searches: Sequence[Job], timed: Sequence[
                 unknown[kind.group] += number
         named = [f"{number} of {group}" for group, number in unknown.items()]
         log.info(
-            f"about {duration(total)} for {left.total()} cells where the machine stays as busy as it is now, less "
+            f"about {duration(total)} for {left.total()} runs where the machine stays as busy as it is now, less "
             "where trainings end early: trainings by a few steps of each, timed now, without starts and evaluations"
             + (", the rest by plan.costs" if by_cost else "")
             + (f"; not counted: {', '.join(named)}, which plan.costs does not name" if named else "")

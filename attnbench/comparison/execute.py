@@ -60,7 +60,7 @@ def run(settings: RunSettings) -> Path:
             log.warning(line)
         # A run that another process trains is not waited for, one that is only evaluated is.
         run_jobs(language_model_job(run, group).parts, waits=is_final(run.checkpoints))
-        _run_cells(run, settings, kinds)
+        _run_evaluations(run, settings, kinds)
     return run.folder
 
 
@@ -80,50 +80,50 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     jobs = [EvaluationJob(run, evaluation) for evaluation in kinds.of_checkpoints]
     if jobs:
         run_jobs(jobs, shares_device=True)
-    _run_cells(run, settings, kinds)
+    _run_evaluations(run, settings, kinds)
     return folder
 
 
-def _run_cells(run: Run, settings: RunSettings, kinds: ByKind) -> None:
+def _run_evaluations(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     """Run the evaluations that need no checkpoint, and list their folders in the run's folder."""
     scores, found = [score for it in kinds.probes for score in scores_of_probe(settings, it)], Found()
     of_rate = [[other for other in scores if score in (other, other.source)] for score in scores if not score.source]
-    driver = Driver(rerun=settings.rerun, may_run=lambda cell: True)
+    driver = Driver(rerun=settings.rerun, may_run=lambda job: True)
     driver.run([rate_and_scores(alike, lambda score: [settings.seed], found) for alike in of_rate], _one_by_one)
     for reason in driver.failures.values():
         raise UserError(reason)
-    cells = [cell for score in scores for cell in found.scored[score.name]]
+    jobs = [job for score in scores for job in found.scored[score.name]]
     # Memory of this process would count against the following processes.
     start_afresh(resolve_device(settings.device))
     with interruptible("stopped; the same command resumes from what is finished"):
         for evaluation in kinds.system:
-            cell = SystemJob(run, evaluation)
-            if settings.rerun or not cell.is_done():
-                log.info(f"{cell.label} (in a process of its own)")
-                run_alone(execute, cell, log=cell.folder / "output.log", num_threads=torch.get_num_threads())
-            cells.append(cell)
+            job = SystemJob(run, evaluation)
+            if settings.rerun or not job.is_done():
+                log.info(f"{job.label} (in a process of its own)")
+                run_alone(execute, job, log=job.folder / "output.log", num_threads=torch.get_num_threads())
+            jobs.append(job)
     with holding(run.folder, waits=True):
-        remember_cells(run.folder, cells)
+        remember_jobs(run.folder, jobs)
 
 
 def _one_by_one(stacks: list[Stack], more: Callable[[], list[Stack]]) -> Generator[Outcome[Stack], None, None]:
-    """Run cells in this process; an error ends the command."""
+    """Run jobs in this process; an error ends the command."""
     waiting = deque(stacks)
     while waiting:
-        [cell] = stack = waiting.popleft()
-        execute(cell)
+        [job] = stack = waiting.popleft()
+        execute(job)
         yield Outcome(item=stack, seconds=0.0, error=None)
         waiting.extendleft(reversed(more()))
 
 
-def remember_cells(folder: Path, cells: Sequence[Job]) -> None:
-    """List the folders of these cells in the run's cells.txt, in place of former cells of their evaluations."""
+def remember_jobs(folder: Path, jobs: Sequence[Job]) -> None:
+    """List the folders of these runs in the run's cells.txt, in place of former ones of their evaluations."""
     path, experiment = folder / "cells.txt", folder.parent
     known = read_bounded(path, MAX_JSON_BYTES).splitlines() if path.exists() else []
-    made_now = tuple(f"cells/{cell.evaluation}-" for cell in cells)
+    made_now = tuple(f"cells/{job.evaluation}-" for job in jobs)
     lines = [
         *(line for line in known if not line.startswith(made_now)),
-        *(cell.folder.relative_to(experiment).as_posix() for cell in cells),
+        *(job.folder.relative_to(experiment).as_posix() for job in jobs),
     ]
     if lines:
         replace_file(path, "".join(f"{line}\n" for line in lines))

@@ -8,7 +8,7 @@ from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.compare import run_cells
+from attnbench.comparison.compare import run_plan
 from attnbench.comparison.freeze import check_frozen, freeze
 from attnbench.comparison.imports import import_for
 from attnbench.comparison.plan import Comparison
@@ -48,7 +48,7 @@ def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings]
         return folder
     imported = {finding.name: _carried(settings, finding) for finding in findings}
     if settings.imported is not None and not any(imported.values()):
-        raise UserError(f"import={settings.imported}: has the cells of none of these findings: {', '.join(imported)}")
+        raise UserError(f"import={settings.imported}: has the runs of none of these findings: {', '.join(imported)}")
     ready = {finding.name: _ready(settings, finding, compose) for finding in findings}
     obstacles = {name: it for name, it in ready.items() if isinstance(it, str)}
     if settings.names and obstacles:
@@ -159,7 +159,7 @@ def _carry_out(
     with holding(comparison.folder, waits=False):
         if imported is not None:
             import_for(comparison.settings, compose, imported, claim_of(finding))
-        files = run_cells(comparison, is_frozen=check_frozen(comparison, claim=claim_of(finding)))
+        files = run_plan(comparison, is_frozen=check_frozen(comparison, claim=claim_of(finding)))
     rows = [row for path in files for row in read_results(path)]
     if comparison.failures:
         name, reason = next(iter(comparison.failures.items()))
@@ -174,7 +174,7 @@ def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
     if not written:
         raise UserError(f"export={target}: none of these findings has results in {folder}: {', '.join(names)}")
     for name, path in written.items():
-        log.info(f"{export_cells(folder / name, path)} cells written to {path}")
+        log.info(f"{export_cells(folder / name, path)} results written to {path}")
 
 
 def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]) -> None:

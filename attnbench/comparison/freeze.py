@@ -73,7 +73,7 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
     scored = scored_folders(comparison.folder)
     if scored:
         raise UserError(
-            f"{comparison.folder}: {len(scored)} cells were scored or timed before it was frozen, {scored[0].name} the "
+            f"{comparison.folder}: {len(scored)} runs were scored or timed before it was frozen, {scored[0].name} the "
             "first; freeze a plan of another name, with seeds of its own, or remove them"
         )
     commit, dirty = source_commit(ROOT)
@@ -166,7 +166,7 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
             for score in comparison.scores
             for seed in comparison.seeds_of(score)
         ],
-        "timed": [cell.label for cell in comparison.timed],
+        "timed": [job.label for job in comparison.timed],
         **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
         **({"claim": claim} if claim is not None else {}),
     }  # fmt: skip
@@ -182,7 +182,7 @@ def _trains_text(comparison: Comparison) -> bool:
 
 
 def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Accept other overrides of a variant if they resolve to the frozen options and cells."""
+    """Accept other overrides of a variant if they resolve to the frozen options and runs."""
     if _difference(then.get("cells"), now["cells"]) is not None:
         return
     # `mixers` and `model` describe the language model, which a plan of probes does not train.
@@ -210,7 +210,7 @@ def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:
 
 
 def scored_folders(folder: Path) -> list[Path]:
-    """List the folders of scored or timed cells, finished or begun."""
+    """List the folders of scored or timed runs, finished or begun."""
     places = [f"{place}{name}" for place in ("*", "cells/*") for name in ("/config.yaml", "/results")]
     folders = {path.parent for place in places for path in folder.glob(place)}
     seeds = {path: re.search(r"-seed(\d+)-", path.name) for path in folders}

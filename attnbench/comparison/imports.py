@@ -1,4 +1,4 @@
-"""Import of cells: each is compared with the plan's own cell, then all are taken over, or none.
+"""Import of runs: each is compared with the plan's own run, then all are taken over, or none.
 
 Cells of the plan that have no results here are written, each results file with a mark of its origin, which all its rows
 show.
@@ -48,7 +48,7 @@ CHECK_TOLERANCE = 0.05
 """Largest difference of a score on another machine in `import_check`: absolute for accuracies, otherwise relative."""
 
 BY_EXECUTION = ("stack", "stack_too_large", "compiled")
-"""Settings of rows that depend on the execution of a cell."""
+"""Settings of rows that depend on the execution of a run."""
 
 NOT_COMPARED = ("experiment", "outputs_dir", "logger", "evaluations", "named_options", "device")
 """Entries of a config.yaml that are not part of a training, or are compared as resolved."""
@@ -63,7 +63,7 @@ PlanIn = Callable[[Path], Comparison]
 def import_for(
     settings: ComparisonSettings, compose: Compose, source: Path, claim: dict[str, Any] | None = None
 ) -> None:
-    """Import cells into a plan's folder, which the caller holds; see `import_cells`."""
+    """Import runs into a plan's folder, which the caller holds; see `import_cells`."""
 
     def plan_in(outputs: Path) -> Comparison:
         # All seeds that looks may add; a training of import_check is not logged to wandb.
@@ -78,7 +78,7 @@ def import_for(
 def import_cells(
     source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0, claim: dict[str, Any] | None = None
 ) -> int:
-    """Import the cells of a file of `export_cells` that have no results here; return the number of new results.
+    """Import the runs of a file of `export_cells` that have no results here; return the number of new results.
 
     Args:
         folder: of the experiment; held by the caller.
@@ -86,7 +86,7 @@ def import_cells(
         claim: see `freeze.changed_since`.
 
     Raises:
-        UserError: the file cannot be read, a cell differs from the plan's own, a training that ran again has another
+        UserError: the file cannot be read, a run differs from the plan's own, a training that ran again has another
             result, or a path here is a symbolic link. Nothing is written then.
     """
     cells = read_cells(source)
@@ -106,7 +106,7 @@ def import_cells(
             log.info(f"import_check={check}: {marks['check']}")
         freeze = _freeze_to_take(cells, folder, plan, claim)
         taken = stager.taken(marks)
-        # First: if this process is killed, the next import finds no cells scored without it.
+        # First: if this process is killed, the next import finds no runs scored without it.
         if freeze is not None:
             replace_file(folder / FREEZE, freeze)
         for path, text in taken.items():
@@ -117,7 +117,7 @@ def import_cells(
             (plan.folder / path).replace(folder / path)
     others = len(cells.folders) - len(stager.found)
     if others:
-        log.info(f"{source}: {others} of its {len(cells.folders)} cells are not in this plan, and are left out")
+        log.info(f"{source}: {others} of its {len(cells.folders)} runs are not in this plan, and are left out")
     return stager.num_results
 
 
@@ -141,7 +141,7 @@ def _remove(path: Path) -> None:
 
 
 def _timed_elsewhere(cell: Job, plan: Comparison, cells: CarriedCells) -> list[Job]:
-    """List a timed cell under its names on the machines of the file."""
+    """List a timed run under its names on the machines of the file."""
     if not isinstance(cell, SystemJob):
         return []
     prefix = cell.folder.relative_to(plan.folder).as_posix()[: -len("01234567")]
@@ -190,11 +190,11 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: 
     content = _parsed(cells, FREEZE, cells.freeze)
     if scored := scored_folders(folder):
         log.warning(
-            f"{cells.source}: its freeze.json is left out, as {len(scored)} cells were scored or timed here without it"
+            f"{cells.source}: its freeze.json is left out, as {len(scored)} runs were scored or timed here without it"
         )
         return None
     try:
-        # Reports compare the date with the start of cells, which needs a time zone.
+        # Reports compare the date with the start of runs, which needs a time zone.
         _ = datetime.now(UTC) - datetime.fromisoformat(content["frozen"])
         changed = changed_since(plan, content, claim)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -205,11 +205,11 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: 
 
 
 class _Stager:
-    """Checks the cells of a file in a staging folder.
+    """Checks the runs of a file in a staging folder.
 
     Args:
         folder: of the experiment.
-        staged: folder in which the plan looks for its cells.
+        staged: folder in which the plan looks for its runs.
     """
 
     def __init__(self, cells: CarriedCells, folder: Path, staged: Path) -> None:
@@ -217,13 +217,13 @@ class _Stager:
         self.found: set[str] = set()
         """Folders of the file that are the plan's."""
         self.new: dict[str, Job] = {}
-        """Imported cells by folder."""
+        """Imported runs by folder."""
         self.files: dict[str, dict[str, str]] = {}
         """Their texts, by folder and name."""
         self.num_results = 0
 
     def stage(self, cell: Job) -> None:
-        """Put a cell into the staging folder: the finished one of this experiment or, checked, that of the file."""
+        """Put a run into the staging folder: the finished one of this experiment or, checked, that of the file."""
         if cell.folder.exists():
             return
         name = cell.folder.relative_to(self.staged).as_posix()
@@ -281,7 +281,7 @@ class _Stager:
         return beside
 
     def _checked(self, cell: Job, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
-        """Compare a cell of the file with the plan's own; return the texts of its config and environments."""
+        """Compare a run of the file with the plan's own; return the texts of its config and environments."""
         cells = self.cells
         if "config.yaml" not in files or "environment.json" not in files:
             raise UserError(f"{cells.source}: {name}: comes without its config.yaml or environment.json")
@@ -330,7 +330,7 @@ class _Stager:
             raise UserError(f"{where}: {error}") from None
 
     def check(self, plan: Comparison, number: int) -> str:
-        """Train new cells again, drawn by the file's hash, compare, and return the outcome in words.
+        """Train new runs again, drawn by the file's hash, compare, and return the outcome in words.
 
         Raises:
             UserError: one has another result, or failed.
@@ -412,7 +412,7 @@ def _difference(given: Any, wanted: Any, where: str = "") -> str | None:
         return None
     where, *values = found
     given, wanted = ("nothing" if value is MISSING else shown_value(value) for value in values)
-    return f"{where}: {given} is given, and the plan's cell has {wanted}"
+    return f"{where}: {given} is given, and the plan's run has {wanted}"
 
 
 def _check_identity(row: ResultRow, job: Job, stamps: dict[str, dict[str, Any]]) -> None:
@@ -433,7 +433,7 @@ def _check_identity(row: ResultRow, job: Job, stamps: dict[str, dict[str, Any]])
     wanted.pop("num_devices", None)
     for name, value in wanted.items():
         if getattr(given, name) != value:
-            raise ValueError(f"{name}: {getattr(given, name)!r} is given, and the plan's cell has {value!r}")
+            raise ValueError(f"{name}: {getattr(given, name)!r} is given, and the plan's run has {value!r}")
 
 
 def _check_settings(row: ResultRow, job: Job) -> None:

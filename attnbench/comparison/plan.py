@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.coinciding import Shared, shared_cells
+from attnbench.comparison.coinciding import Shared, shared_jobs
 from attnbench.comparison.program import Answer, Driver, Failure, Program, ask_for, read_or_failure
 from attnbench.comparison.search import Found, Score, rate_and_scores
 from attnbench.comparison.variants import Compose, Variant, resolve_variant
@@ -50,7 +50,7 @@ class Comparison:
         self.scored: list[Job] = []
         self.searched: list[Job] = []
         self.undecided: list[tuple[str, str]] = []
-        """Scored cells that wait for a search: group and label."""
+        """Scored runs that wait for a search: group and label."""
         self.variants: dict[str, Variant] = {}
         errors = {}
         for name, words in self.plan.variants.items():
@@ -65,7 +65,7 @@ class Comparison:
             named = ", ".join(f"{name} reads {corpus}" for name, corpus in corpora.items())
             raise UserError(f"plan.variants: scores on different corpora compare nothing; {named}")
         self.corpora = self._corpora()
-        self.shared = shared_cells(self.variants)
+        self.shared = shared_jobs(self.variants)
         variants = self.variants.values()
         scores = [score for variant in variants for score in variant.scores]
         timed = [job for variant in variants for job in variant.timed]
@@ -100,8 +100,8 @@ class Comparison:
         return self.corpora.named(evaluation) if self.corpora is not None else [evaluation]
 
     def scored_rows(self) -> list[ResultRow]:
-        """The rows of the scored cells, each evaluation by its name in verdicts."""
-        rows = [row for cell in self.scored for row in self.rows_of(cell)]
+        """The rows of the scored runs, each evaluation by its name in verdicts."""
+        rows = [row for job in self.scored for row in self.rows_of(job)]
         return self.corpora.by_corpus(rows) if self.corpora is not None else rows
 
     def _is_shared(self, variant: str, evaluation: str) -> bool:
@@ -116,12 +116,12 @@ class Comparison:
         shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
 
-    def wanted(self, cells: Sequence[Job]) -> list[Job]:
-        """Keep the cells of the evaluations to run, see `plan.only`."""
-        return [cell for cell in cells if self.is_wanted(cell.evaluation)]
+    def wanted(self, jobs: Sequence[Job]) -> list[Job]:
+        """Keep the runs of the evaluations to run, see `plan.only`."""
+        return [job for job in jobs if self.is_wanted(job.evaluation)]
 
     def is_wanted(self, group: str) -> bool:
-        """Tell if cells of this group are to run; a training belongs to every evaluation of its checkpoints."""
+        """Tell if runs of this group are to run; a training belongs to every evaluation of its checkpoints."""
         names = set(self._of_checkpoints()) if group == TRAINING else {group}
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
@@ -144,12 +144,12 @@ class Comparison:
         return found, driver
 
     def settle(self, found: Found, driver: Driver) -> None:
-        """Keep the choices, the scored cells, and the cells that wait for a search."""
+        """Keep the choices, the scored runs, and the runs that wait for a search."""
         self.answers = driver.answers
         self.choices = [found.choices[score.name] for score in self.scores if score.name in found.choices]
-        self.scored = self.in_order([cell for score in self.scores for cell in found.scored.get(score.name, [])])
-        of_scores = {cell.folder for cell in (*self.scored, *self.timed)}
-        self.searched = [cell for cell in driver.asked.values() if cell.folder not in of_scores]
+        self.scored = self.in_order([job for score in self.scores for job in found.scored.get(score.name, [])])
+        of_scores = {job.folder for job in (*self.scored, *self.timed)}
+        self.searched = [job for job in driver.asked.values() if job.folder not in of_scores]
         self.undecided = [
             (score.evaluation, f"{score.name}, {len(self.seeds_of(score))} scored")
             for score in self.scores
@@ -157,29 +157,29 @@ class Comparison:
         ]
 
     def shown(self) -> list[Job]:
-        """The scored and the timed cells, which the report shows."""
+        """The scored and the timed runs, which the report shows."""
         return [*self.scored, *self.timed]
 
-    def is_finished(self, cell: Job) -> bool:
-        """Tell if the cell has all its rows."""
-        return isinstance(self.answers.get(cell.folder), list)
+    def is_finished(self, job: Job) -> bool:
+        """Tell if the run has all its rows."""
+        return isinstance(self.answers.get(job.folder), list)
 
-    def results_of(self, cells: Iterable[Job]) -> list[Path]:
-        """List the results files of these cells, for a failed cell those that exist."""
+    def results_of(self, jobs: Iterable[Job]) -> list[Path]:
+        """List the results files of these runs, for a failed run those that exist."""
         return [
             path
-            for cell in cells
-            for path in cell.all_results
-            if self.is_finished(cell) or (path.exists() and not isinstance(read_or_failure([path]), Failure))
+            for job in jobs
+            for path in job.all_results
+            if self.is_finished(job) or (path.exists() and not isinstance(read_or_failure([path]), Failure))
         ]
 
-    def rows_of(self, cell: Job) -> list[ResultRow]:
+    def rows_of(self, job: Job) -> list[ResultRow]:
         """The rows of these results."""
-        answer = self.answers.get(cell.folder)
-        return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([cell])))]
+        answer = self.answers.get(job.folder)
+        return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([job])))]
 
     def to_score(self) -> list[ProbeJob | TrainingJob]:
-        """One training for each cell that will be scored, whatever its rate and seed."""
+        """One training for each run that will be scored, whatever its rate and seed."""
         return [
             score.prepared for score in self.scores if self.is_wanted(score.evaluation) for _ in self.seeds_of(score)
         ]
@@ -282,12 +282,12 @@ class Comparison:
         order[TRAINING] = min((order[name] for name in self._of_checkpoints()), default=0)
         return order
 
-    def in_order(self, cells: list[Job]) -> list[Job]:
-        """Sort cells by evaluation, in the plan's order."""
+    def in_order(self, jobs: list[Job]) -> list[Job]:
+        """Sort runs by evaluation, in the plan's order."""
         order = self._order()
-        return sorted(cells, key=lambda cell: order[cell.evaluation])
+        return sorted(jobs, key=lambda job: order[job.evaluation])
 
-    def fail(self, cell: str, reason: str) -> None:
-        """Record a failure; the other cells go on."""
-        self.failures[cell] = reason
-        log.error(f"failed: {cell}: {reason}")
+    def fail(self, label: str, reason: str) -> None:
+        """Record a failure; the other runs go on."""
+        self.failures[label] = reason
+        log.error(f"failed: {label}: {reason}")

@@ -46,8 +46,8 @@ Program = Generator[list[Job], list[Answer], T]
 class Undecided(Exception):  # noqa: N818
     """A program cannot go on, as a run has no rows."""
 
-    def __init__(self, cell: Job, answer: Failure | Unknown) -> None:
-        super().__init__(f"{cell.label}: has no results, so no learning rate can be chosen")
+    def __init__(self, job: Job, answer: Failure | Unknown) -> None:
+        super().__init__(f"{job.label}: has no results, so no learning rate can be chosen")
         self.has_failed = isinstance(answer, Failure)
 
 
@@ -63,11 +63,11 @@ class Driver:
     """By folder, the runs that are answered."""
     rerun: bool = False
     """Finished runs are made again, once."""
-    may_run: Callable[[Job], bool] = lambda cell: False
+    may_run: Callable[[Job], bool] = lambda job: False
     """False for a run that is Unknown unless it is finished; a driver that runs nothing records what is asked."""
-    stacks: Callable[[list[Job]], list[Stack]] = lambda cells: [(cell,) for cell in cells]
+    stacks: Callable[[list[Job]], list[Stack]] = lambda jobs: [(job,) for job in jobs]
     """Groups the runs of one call, the finished ones too, so that a plan that goes on has the same stacks."""
-    before: Callable[[Job], None] = lambda cell: None
+    before: Callable[[Job], None] = lambda job: None
     """Called before a run is looked for."""
     on_asked: Callable[[list[Job], list[Job]], None] = lambda asked, finished: None
     """Told of the runs that programs ask for, each once, and of the finished ones among them."""
@@ -94,46 +94,46 @@ class Driver:
         """Let programs go on as far as they are answered, and return what they ask for that has to run."""
         going, self._going, stacks, asked = self._going, [], [], []
         for program, call in going:
-            while call is None or all(cell.folder in self.answers for cell in call):
+            while call is None or all(job.folder in self.answers for job in call):
                 try:
-                    answered = [self.answers[cell.folder] for cell in call or ()]
+                    answered = [self.answers[job.folder] for job in call or ()]
                     call = next(program) if call is None else program.send(answered)
                 except StopIteration:
                     break
-                new = [cell for cell in call if cell.folder not in self.asked]
-                self.asked |= {cell.folder: cell for cell in new}
+                new = [job for job in call if job.folder not in self.asked]
+                self.asked |= {job.folder: job for job in new}
                 asked += new
-                for cell in new:
-                    if cell.folder not in self.answers and (answer := self._known(cell)) is not None:
-                        self.answers[cell.folder] = answer
-                        if isinstance(answer, Failure) and self.may_run(cell):
-                            log.error(f"failed: {cell.label}: {answer.reason}")
-                            self.failures[cell.label] = answer.reason
-                if any(cell.folder not in self.answers for cell in new):
+                for job in new:
+                    if job.folder not in self.answers and (answer := self._known(job)) is not None:
+                        self.answers[job.folder] = answer
+                        if isinstance(answer, Failure) and self.may_run(job):
+                            log.error(f"failed: {job.label}: {answer.reason}")
+                            self.failures[job.label] = answer.reason
+                if any(job.folder not in self.answers for job in new):
                     stacks += self.stacks(new)
             else:
                 self._going.append((program, call))
-        self.on_asked(asked, [cell for cell in asked if cell.folder in self.answers])
-        left = (tuple(cell for cell in stack if cell.folder not in self.answers) for stack in stacks)
+        self.on_asked(asked, [job for job in asked if job.folder in self.answers])
+        left = (tuple(job for job in stack if job.folder not in self.answers) for stack in stacks)
         return [stack for stack in left if stack]
 
-    def _known(self, cell: Job) -> Answer | None:
+    def _known(self, job: Job) -> Answer | None:
         """Answer without a run; None: it has to run."""
-        self.before(cell)
-        may_run = self.may_run(cell)
-        if not cell.is_done() or (self.rerun and may_run):
+        self.before(job)
+        may_run = self.may_run(job)
+        if not job.is_done() or (self.rerun and may_run):
             return None if may_run else Unknown()
-        return read_or_failure(cell.all_results)
+        return read_or_failure(job.all_results)
 
     def _take(self, outcome: Outcome[Stack]) -> None:
-        for cell in outcome.item:
-            answer = Failure(outcome.error or f"it left no {cell.results.name}")
+        for job in outcome.item:
+            answer = Failure(outcome.error or f"it left no {job.results.name}")
             # What a rerun leaves as it was says nothing of this time.
-            if cell.is_done() and (outcome.error is None or not self.rerun):
-                answer = read_or_failure(cell.all_results)
-            self.answers[cell.folder] = answer
+            if job.is_done() and (outcome.error is None or not self.rerun):
+                answer = read_or_failure(job.all_results)
+            self.answers[job.folder] = answer
             if isinstance(answer, Failure):
-                self.failures[cell.label] = answer.reason
+                self.failures[job.label] = answer.reason
 
 
 def read_or_failure(paths: Iterable[Path]) -> Rows | Failure:
@@ -144,7 +144,7 @@ def read_or_failure(paths: Iterable[Path]) -> Rows | Failure:
         return Failure(str(error))
 
 
-def ask_for(cells: Sequence[Job]) -> Program[None]:
+def ask_for(jobs: Sequence[Job]) -> Program[None]:
     """Ask for runs in one call."""
-    if cells:
-        yield list(cells)
+    if jobs:
+        yield list(jobs)

@@ -1,4 +1,4 @@
-"""Progress of a plan: outcomes, running cells, and an estimate of the remaining time."""
+"""Progress of a plan: outcomes, runs under way, and an estimate of the remaining time."""
 
 import logging
 import statistics
@@ -26,10 +26,10 @@ from attnbench.training.job import TrainingJob
 log = logging.getLogger(__name__)
 
 FIRST_WEIGHT = 2
-"""Weight of a stated cost, in finished cells: the first to finish are often those of the cheapest variant."""
+"""Weight of a stated cost, in finished runs: the first to finish are often those of the cheapest variant."""
 
 GROUP_WEIGHT = 1
-"""Weight of an evaluation's seconds by size, in finished cells of a kind."""
+"""Weight of an evaluation's seconds by size, in finished runs of a kind."""
 
 COLUMNS = 79
 """Characters of a line on a terminal."""
@@ -58,13 +58,13 @@ def kind_of(job: Job) -> Kind:
 
 
 class Progress:
-    """One line per finished cell, and the running cells with the time left: on a terminal below the lines, in a file
+    """One line per finished run, and the runs under way with the time left: on a terminal below the lines, in a file
     behind each.
 
     Args:
-        left: number of cells by kind.
-        tells_now: the cells run in the order in which they were given.
-        costs: seconds per cell by evaluation, as the plan states them; otherwise the mean of finished cells.
+        left: number of runs by kind.
+        tells_now: jobs run in the order in which they were given.
+        costs: seconds per run by evaluation, as the plan states them; otherwise the mean of finished runs.
     """
 
     def __init__(self, left: Counter[Kind], costs: Mapping[str, float], *, tells_now: bool = True) -> None:
@@ -77,37 +77,37 @@ class Progress:
         if sys.stderr.isatty():
             self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
 
-    def add(self, cells: Sequence[Job]) -> None:
-        """Add cells that were not known at the beginning."""
-        self.left.update(kind_of(cell) for cell in cells)
-        self.total += len(cells)
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Add runs that were not known at the beginning."""
+        self.left.update(kind_of(job) for job in jobs)
+        self.total += len(jobs)
 
-    def skip(self, cells: Sequence[Job]) -> None:
-        """Count finished cells."""
-        self.left.subtract(kind_of(cell) for cell in cells)
-        if cells:
-            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(cells)} were done before")
+    def skip(self, jobs: Sequence[Job]) -> None:
+        """Count finished runs."""
+        self.left.subtract(kind_of(job) for job in jobs)
+        if jobs:
+            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(jobs)} were done before")
 
-    def begin(self, cells: Sequence[Job], at_a_time: int) -> None:
-        """Set the cells that run next, in their order."""
-        self.waiting, self.at_a_time = list(cells), at_a_time
-        if cells:
+    def begin(self, jobs: Sequence[Job], at_a_time: int) -> None:
+        """Set the runs that come next, in their order."""
+        self.waiting, self.at_a_time = list(jobs), at_a_time
+        if jobs:
             self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
-    def extend(self, cells: Sequence[Job]) -> None:
-        """Add cells that run before the waiting ones."""
-        self.waiting[self.at_a_time : self.at_a_time] = cells
+    def extend(self, jobs: Sequence[Job]) -> None:
+        """Add runs that come before the waiting ones."""
+        self.waiting[self.at_a_time : self.at_a_time] = jobs
 
     def report(self, outcome: Outcome[Job]) -> None:
-        """Print the outcome of a cell."""
-        cell, kind = outcome.item, kind_of(outcome.item)
+        """Print the outcome of a run."""
+        job, kind = outcome.item, kind_of(outcome.item)
         self.left[kind] -= 1
-        self.waiting.remove(cell)
+        self.waiting.remove(job)
         share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(kind, []).append(share)
-        became = what_came_out(cell) if outcome.error is None else f"failed: {outcome.error}"
+        became = what_came_out(job) if outcome.error is None else f"failed: {outcome.error}"
         self._show(
-            f"[{self.total - self.left.total()}/{self.total}] {cell.label}: {became}, {duration(outcome.seconds)}"
+            f"[{self.total - self.left.total()}/{self.total}] {job.label}: {became}, {duration(outcome.seconds)}"
         )
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Progress:
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 
     def seconds_left(self) -> float | None:
-        """Estimate from the times of finished cells and the plan's costs; None without either."""
+        """Estimate from the times of finished runs and the plan's costs; None without either."""
         ran = [(kind, seconds) for kind, took in self.seconds.items() for seconds in took]
         known = [(seconds, self.costs[kind.group]) for kind, seconds in ran if self.costs.get(kind.group)]
         # Relative to the machine of the plan's costs.
@@ -156,18 +156,18 @@ class Progress:
         return total
 
 
-def what_came_out(cell: Job) -> str:
-    """Name the score of a cell, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
-    answer = read_or_failure(path for path in cell.all_results if path.exists())
+def what_came_out(job: Job) -> str:
+    """Name the score of a run, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
+    answer = read_or_failure(path for path in job.all_results if path.exists())
     if isinstance(answer, Failure):
         return answer.reason
     rows = [row.measurement for row in answer]
-    plots = [pair for job in cell.parts for pair in job.plots[:1]]
+    plots = [pair for part in job.parts for pair in part.plots[:1]]
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
         scores = [row for row in rows if row.metric == metric and _is_score(row)]
         if scores:
             last = scores[-1]
-            where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in cell.label else ""
+            where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in job.label else ""
             unit = f" {last.unit}" if last.unit not in ("", "1") else ""
             return f"{metric} {last.value:.4g}{unit}{where}"
     return next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
@@ -178,12 +178,12 @@ def _is_score(row: Measurement) -> bool:
     return row.value is not None and (is_read or row.metric in ("selection", "nats_per_character"))
 
 
-def say_why_again(cells: Sequence[Job]) -> None:
-    """Log the differences of this machine from the one that measured these timed cells before."""
+def say_why_again(jobs: Sequence[Job]) -> None:
+    """Log the differences of this machine from the one that measured these timed runs before."""
     said: set[str] = set()
-    for cell in cells:
-        folder = cell.folder
-        now = machine(cell.device, ROOT)
+    for job in jobs:
+        folder = job.folder
+        now = machine(job.device, ROOT)
         for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/environment.json")):
             if other.parent == folder or not any(other.parent.glob("results/*.jsonl")):
                 continue

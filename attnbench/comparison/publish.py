@@ -141,9 +141,9 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
 def publish_findings(
     folder: Path, target: Path, known: Sequence[FindingSettings], *, title: str, note: str = ""
 ) -> None:
-    """Write the page of findings: claim, source, picture, figures and verdict of each, and the cells of those that ran.
+    """Write the page of findings: claim, source, picture, figures and verdict of each, and the runs of those that ran.
 
-    Claims and limits are those of `known`, figures and verdicts those of the cells: of findings.json nothing counts but
+    Claims and limits are those of `known`, figures and verdicts those of the runs: of findings.json nothing counts but
     the names, the command, and the reason of what did not run.
 
     Args:
@@ -152,7 +152,7 @@ def publish_findings(
         note: what a reader must know besides; a paragraph of its own.
 
     Raises:
-        UserError: there are no findings, one that is not known, or none of them has cells.
+        UserError: there are no findings, one that is not known, or none of them has runs.
     """
     record, by_name = _findings_record(folder / FINDINGS), {finding.name: finding for finding in known}
     for name in record["findings"]:
@@ -279,7 +279,7 @@ def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: 
             f"on {devices}{corpus}, at commit {commits}. "
             "results.csv.gz has every row and every figure over seeds, comparison.json the learning rates and how they "
             "were chosen, environment-*.json the machines. `attnbench report` on this folder makes the page "
-            "with all plots, and `attnbench compare ... import=cells.jsonl.gz` continues from these cells.",
+            "with all plots, and `attnbench compare ... import=cells.jsonl.gz` continues from these runs.",
         ),
         *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
         *_plan_cells("Not run yet", protocol.missing),
@@ -307,4 +307,4 @@ def _comparison_tables(inputs: Inputs) -> list[str | Table]:
 
 
 def _plan_cells(what: str, labels: Sequence[Any]) -> list[str]:
-    return [f"{what}, of the plan's cells:", bullets(list(map(str, labels)))] if labels else []
+    return [f"{what}, of the plan's runs:", bullets(list(map(str, labels)))] if labels else []

@@ -44,12 +44,12 @@ def write_record(comparison: Comparison, started: datetime, seconds: float) -> N
         "evaluations": _described(comparison),
         "protocols": described_protocols(comparison),
         **_beginnings(files),
-        "imported": imported_cells(row for cell in shown for row in comparison.rows_of(cell)),
+        "imported": imported_cells(row for job in shown for row in comparison.rows_of(job)),
         "missing": _missing(comparison, shown),
         "sittings": _sittings(comparison, shown),
         "files": [str(path.relative_to(comparison.folder)) for path in files],
         "rates": [asdict(choice) for choice in comparison.choices],
-        "failures": [{"cell": cell, "reason": reason} for cell, reason in comparison.failures.items()],
+        "failures": [{"cell": label, "reason": reason} for label, reason in comparison.failures.items()],
         "started": former.get("started", started.isoformat(timespec="seconds")),
         "seconds": round(seconds) + former.get("seconds", 0),
     }
@@ -65,10 +65,10 @@ def _former(comparison: Comparison) -> dict[str, Any]:
 
 
 def _missing(comparison: Comparison, shown: Sequence[Job]) -> list[str]:
-    """List the unfinished cells of evaluations that are to run or were begun."""
-    cells = [(cell, comparison.is_finished(cell)) for cell in (*comparison.in_order(comparison.searched), *shown)]
-    begun = {cell.evaluation for cell, is_done in cells if is_done}
-    waiting = [*((cell.evaluation, cell.label) for cell, is_done in cells if not is_done), *comparison.undecided]
+    """List the unfinished runs of evaluations that are to run or were begun."""
+    jobs = [(job, comparison.is_finished(job)) for job in (*comparison.in_order(comparison.searched), *shown)]
+    begun = {job.evaluation for job, is_done in jobs if is_done}
+    waiting = [*((job.evaluation, job.label) for job, is_done in jobs if not is_done), *comparison.undecided]
     return [label for group, label in waiting if group in begun or comparison.is_wanted(group)]
 
 
@@ -80,9 +80,9 @@ def _beginnings(files: Sequence[Path]) -> dict[str, Any]:
     return {"first_scored": first, "without_start": len(moments) - len(known)}
 
 
-def _sittings(comparison: Comparison, cells: Sequence[Job]) -> dict[str, str]:
-    """Return the sitting of each timed cell and training by config_hash; rows of a table do not have it."""
-    rows = [row for cell in cells if cell.is_timed or cell.evaluation == TRAINING for row in comparison.rows_of(cell)]
+def _sittings(comparison: Comparison, jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the sitting of each timed run and training by config_hash; rows of a table do not have it."""
+    rows = [row for job in jobs if job.is_timed or job.evaluation == TRAINING for row in comparison.rows_of(job)]
     return {row.identity.config_hash: row.sitting for row in rows if row.sitting}
 
 

@@ -155,18 +155,18 @@ def _in_full(score: Score, first: Trials) -> Program[dict[float, list[Trial]]]:
         best = score.order(full)[0]
 
 
-def _tried(score: Score, cells: Mapping[float, Sequence[Job]]) -> Program[dict[float, list[Trial]]]:
-    asked = [cell for group in cells.values() for cell in group]
+def _tried(score: Score, jobs: Mapping[float, Sequence[Job]]) -> Program[dict[float, list[Trial]]]:
+    asked = [job for group in jobs.values() for job in group]
     answers = dict(zip(asked, (yield asked), strict=True))
 
-    def trial(cell: Job) -> Trial:
-        answer = answers[cell]
+    def trial(job: Job) -> Trial:
+        answer = answers[job]
         if isinstance(answer, Failure | Unknown):
-            raise Undecided(cell, answer)
+            raise Undecided(job, answer)
         values = {row.measurement.metric: row.measurement.value for row in answer}
         return Trial(score=values.get(score.metric), steps=values.get("steps_to_95"))
 
-    return {rate: list(map(trial, group)) for rate, group in cells.items()}
+    return {rate: list(map(trial, group)) for rate, group in jobs.items()}
 
 
 def _choice(score: Score, first: Trials, trials: Trials, chosen: float) -> Choice:
@@ -221,7 +221,7 @@ def rate_and_scores(alike: Sequence[Score], seeds_of: Callable[[Score], Sequence
         own = {"settings": dict(score.settings), "taken_from": dict(searched.settings)}
         found.choices[score.name] = choice if score is searched else replace(choice, **own)
         found.scored[score.name] = [score.at(choice.chosen, seed, None) for seed in seeds_of(score)]
-    yield [cell for score in alike for cell in found.scored[score.name]]
+    yield [job for score in alike for job in found.scored[score.name]]
 
 
 def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[float]:

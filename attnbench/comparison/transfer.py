@@ -1,4 +1,4 @@
-"""Export of finished cells to one file: rows, settings and environments, no weights, no code. imports.py reads it.
+"""Export of finished runs to one file: rows, settings and environments, no weights, no code. imports.py reads it.
 
 The file is compressed if its name ends in .gz, to about a thirtieth.
 """
@@ -28,10 +28,10 @@ CARRIED = re.compile(
 """Paths that such a file may hold. Former files have comparison.json, which is ignored."""
 
 MAX_CELLS_BYTES = 2**28
-"""Longest file, unpacked; hundreds of cells take about ten megabytes."""
+"""Longest file, unpacked; hundreds of runs take about ten megabytes."""
 
 MAX_CHARACTERS = {".jsonl": 2**23, ".json": 2**14, ".yaml": 2**15}
-"""Longest file of a cell by suffix, several times the longest published ones."""
+"""Longest file of a run by suffix, several times the longest published ones."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class CarriedCells:
     source: Path
     sha256: str
     folders: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Texts of files, by cell folder (relative to the experiment) and file name."""
+    """Texts of files, by run folder (relative to the experiment) and file name."""
     line_of: dict[str, int] = field(default_factory=dict)
     """Line of each path."""
     freeze: str | None = None
@@ -70,7 +70,7 @@ def export_cells(experiment: Path, target: Path) -> int:
     beside = [path for path in beside if _carried(path.relative_to(experiment))]
     for path in (folder / name for folder in folders for name in ("environment.json", "config.yaml")):
         if path not in beside:
-            raise UserError(f"export={target}: {path} is missing, and import= takes no cell without; remove its folder")
+            raise UserError(f"export={target}: {path} is missing, and import= takes no run without; remove its folder")
     texts = {path: _text(path) for path in (*beside, *experiment.glob(FREEZE), *results)}
     for path, text in texts.items():
         if path.name != FREEZE and len(text) > MAX_CHARACTERS[path.suffix]:
@@ -124,7 +124,7 @@ def with_ending(rows: str, ending: dict[str, Any]) -> str:
 
 
 def read_cells(source: Path) -> CarriedCells:
-    """Read a file of `export_cells`; the files of cells are not parsed yet.
+    """Read a file of `export_cells`; the files of runs are not parsed yet.
 
     Raises:
         UserError: the file is torn or of another kind, names a path outside of a cell's folder, or has a text that is

@@ -35,7 +35,7 @@ def execute_stack(stack: Stack) -> None:
 
 
 def gpus_and_workers(settings: ComparisonSettings) -> tuple[list[str], int]:
-    """Name the GPUs that workers are spread over, none for a single device, and count the cells at a time."""
+    """Name the GPUs that workers are spread over, none for a single device, and count the runs at a time."""
     gpus = all_gpus(resolve_device(settings.device)) if settings.plan.devices == "all" else []
     return gpus, settings.plan.num_workers * max(1, len(gpus))
 
@@ -54,14 +54,14 @@ def run_here(
 
     Args:
         log: file of their output.
-        number: cells of `stacks` and of those that `more` will return.
+        number: runs of `stacks` and of those that `more` will return.
         idle: workers kept between calls.
         more: called after each outcome; its stacks run before the waiting ones.
     """
     gpus, at_a_time = gpus_and_workers(settings)
     num_workers = max(1, min(max(1, len(gpus)) if is_timed else at_a_time, number))
     shares = num_workers > max(1, len(gpus))
-    # Workers share the cores. On a GPU the share does not depend on the number of cells, so that workers are reused.
+    # Workers share the cores. On a GPU the share does not depend on the number of runs, so that workers are reused.
     sharing = num_workers if is_timed or resolve_device(settings.device).type == "cpu" else at_a_time
 
     def shared(stacks: Sequence[Stack]) -> Sequence[Stack]:

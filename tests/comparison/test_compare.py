@@ -420,11 +420,11 @@ def test_a_dry_run_lists_the_cells_and_how_long_they_take_and_writes_nothing(who
     caplog.set_level("INFO", logger="attnbench")
     compared(settings(text, tmp_path / "outputs", dry_run=True))
     assert not (tmp_path / "outputs").exists()
-    assert "14 cells" in caplog.text
+    assert "14 runs" in caplog.text
     assert "  to do  copy plain, lr 0.03, search" in caplog.text
-    assert "  to do  copy: 4 scored cells, at the rates that the searches will give" in caplog.text
+    assert "  to do  copy: 4 scored runs, at the rates that the searches will give" in caplog.text
     (line,) = [record.message for record in caplog.records if record.message.startswith("about ")]
-    assert re.match(r"about \d+:\d\d for \d+ cells where the machine stays as busy as it is now, less where", line)
+    assert re.match(r"about \d+:\d\d for \d+ runs where the machine stays as busy as it is now, less where", line)
     assert "not counted: 2 of throughput" in line
     caplog.clear()
     folder, _ = whole
@@ -480,7 +480,7 @@ def test_cut_off_between_two_searches_the_report_has_what_is_scored_and_says_tha
     caplog.clear()
     compared(settings(text, tmp_path, evaluations=["copy"], dry_run=True))
     assert [line for line in caplog.messages if line.startswith("  done  copy softmax") and "seed" in line]
-    assert "  to do  copy: 2 scored cells, at the rates that the searches will give" in caplog.messages
+    assert "  to do  copy: 2 scored runs, at the rates that the searches will give" in caplog.messages
 
 
 def test_a_dry_run_times_whole_batches_where_they_are_short_and_divides_no_gpu_by_its_workers(monkeypatch):
@@ -541,7 +541,7 @@ def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):
 def test_one_that_was_made_ahead_counts_from_when_it_runs(text, tmp_path, ran, monkeypatch):
     comparison = Comparison(settings(text, tmp_path, evaluations=["throughput"]), compose_once)
     monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: 1e9))
-    compare.run_cells(comparison, is_frozen=False)
+    compare.run_plan(comparison, is_frozen=False)
     assert record(comparison.folder)["seconds"] == 0
 
 

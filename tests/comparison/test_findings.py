@@ -148,7 +148,7 @@ def test_what_was_cut_off_is_exported_and_where_nothing_is_that_is_said(text, tm
 def test_a_folder_without_cells_of_these_findings_is_refused(text, tmp_path):
     (tmp_path / "carried" / "other").mkdir(parents=True)
     given = settings(tmp_path, imported=str(tmp_path / "carried"))
-    with pytest.raises(UserError, match=r"import=.*carried: has the cells of none of these findings: little"):
+    with pytest.raises(UserError, match=r"import=.*carried: has the runs of none of these findings: little"):
         run_findings(given, [finding(text)], compose_once)
 
 

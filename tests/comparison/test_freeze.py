@@ -333,7 +333,7 @@ def scored_plan(scored_once, tmp_path) -> Path:
 
 def test_what_was_scored_before_freezing_is_refused(scored_plan, text):
     (scored_plan / "freeze.json").unlink()
-    with pytest.raises(UserError, match=r"little: 18 cells were scored or timed before it was frozen, copy-plain-"):
+    with pytest.raises(UserError, match=r"little: 18 runs were scored or timed before it was frozen, copy-plain-"):
         carried_out(settings(text, scored_plan.parent, freeze=True))
     assert not (scored_plan / "freeze.json").exists()
 
@@ -493,7 +493,7 @@ def test_a_freeze_is_not_imported_over_scores_nor_for_another_plan(scored_plan, 
     (tmp_path / "without.jsonl").write_text("".join(without))
     carried_out(replace(settings(text, other), imported=str(tmp_path / "without.jsonl")))
     folder = carried_out(replace(settings(text, other), imported=str(tmp_path / "freeze.jsonl")))
-    assert "its freeze.json is left out, as 18 cells were scored" in caplog.text
+    assert "its freeze.json is left out, as 18 runs were scored" in caplog.text
     assert not (folder / "freeze.json").exists()
     assert read_inputs(folder).frozen.startswith(NOT_FROZEN)
     # In an empty folder it may be taken, but only by the plan that it is of.

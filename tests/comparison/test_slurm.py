@@ -231,7 +231,7 @@ def test_what_is_timed_stays_on_the_node_that_began_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
     refused = different_host(tmp_path, keeps=True)
     assert refused is not None
-    assert refused.startswith("timed cells were started on n1, and this host is n2")
+    assert refused.startswith("timed runs were started on n1, and this host is n2")
     # All of it measured again, there is no other host's.
     assert different_host(tmp_path, keeps=True, anew=True) is None
     assert different_host(tmp_path) is None
@@ -252,7 +252,7 @@ def test_a_cell_that_two_hosts_finished_is_counted_once_and_the_end_of_a_torn_fi
     assert [record["cell"] for record in submission.records()] == ["a", "b", "a", "b"]
     count_doubles([submission])
     assert [entry.message for entry in caplog.records] == [
-        "1 cells were finished twice (on n1, n2); one result of each is kept"
+        "1 runs were finished twice (on n1, n2); one result of each is kept"
     ]
     submission.path.write_text("{")
     with pytest.raises(UserError, match=r"key\.json: cannot be read as JSON"):

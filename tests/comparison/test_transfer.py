@@ -216,7 +216,7 @@ def test_cells_of_no_plan_are_left_out_and_counted(cells, experiment, exported, 
     exported.write_text("".join(json.dumps(line) + "\n" for line in [*many, *lines]))
     with caplog.at_level("INFO", logger="attnbench"):
         assert import_cells(exported, tmp_path / "other", plan_in) == 2
-    assert f"{200} of its {202} cells are not in this plan, and are left out" in caplog.text
+    assert f"{200} of its {202} runs are not in this plan, and are left out" in caplog.text
     assert len([*(tmp_path / "other" / "cells").iterdir()]) == 2
 
 
@@ -270,7 +270,7 @@ def test_a_forged_field_of_a_row_is_refused_by_its_name(field, exported, tmp_pat
 @pytest.mark.parametrize(
     ("name", "before", "after", "message"),
     [
-        ("config.yaml", "seed: 1000000", "seed: 3", "config.yaml: seed: 3 is given, and the plan's cell has 1000000"),
+        ("config.yaml", "seed: 1000000", "seed: 3", "config.yaml: seed: 3 is given, and the plan's run has 1000000"),
         ("config.yaml", "learning_rate: 0.01", "learning_rate: 0.5", "config.yaml: train.learning_rate: 0.5"),
         ("config.yaml", "dim: ", "dim: 1", "config.yaml: task.model.dim"),
         ("config.yaml", "config_hash: ", "config_hash: x", "config.yaml: config_hash"),
@@ -331,7 +331,7 @@ def test_a_perplexity_and_bits_are_those_of_their_nats():
 
 def test_a_task_is_solved_or_not_and_never_before_its_threshold():
     def row(metric: str, value: float | None) -> ResultRow:
-        given = {} if value is not None else {"status": "not_reached", "reason": "too few steps"}
+        given: dict[str, Any] = {} if value is not None else {"status": "not_reached", "reason": "too few steps"}
         return ResultRow(identity=identity_of(), measurement=Measurement(metric=metric, value=value, unit="", **given))
 
     check_together([row("solved", 1), row("steps_to_95", 40)], is_of_characters=False)
@@ -408,7 +408,7 @@ def test_what_is_exported_is_imported_long_results_too_and_beside_files_of_the_u
     assert export_cells(tmp_path / "here", tmp_path / "rows.jsonl") == 2
     assert import_cells(tmp_path / "rows.jsonl", tmp_path / "other", plan_in) == 2
     (path.parents[1] / "config.yaml").unlink()
-    with pytest.raises(UserError, match=r"config\.yaml is missing, and import= takes no cell without"):
+    with pytest.raises(UserError, match=r"config\.yaml is missing, and import= takes no run without"):
         export_cells(tmp_path / "here", tmp_path / "rows.jsonl")
 
 

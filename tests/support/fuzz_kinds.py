@@ -127,7 +127,8 @@ class Parquet(Kind):
         rows = [f"line {number} of a text\n" for number in range(120)]
         words = [b"PAR1", b"text", b"ARROW:schema", b"\x15\x00", b"\x15\x80\x80\x80\x80\x08", b"\x19\xfc", b"\xff" * 8]
         made, table = [], pa.table({"text": rows, "number": list(range(120))})
-        for options in ({}, {"compression": "zstd"}, {"use_dictionary": False, "compression": "none"}):
+        written: list[dict[str, Any]] = [{}, {"compression": "zstd"}, {"use_dictionary": False, "compression": "none"}]
+        for options in written:
             path = self.folder / "original.parquet"
             pq.write_table(table, path, **options, row_group_size=50)
             made.append((path.read_bytes(), words))

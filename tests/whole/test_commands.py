@@ -215,7 +215,7 @@ def test_a_comparison_is_what_its_line_says(folder, compared, command):
         assert "done  recall softmax" in said
         assert "to do" not in said
     elif any(word.startswith("export=") for word in words):
-        assert re.search(r"\d+ cells written to", said)
+        assert re.search(r"\d+ results written to", said)
     elif any(word.startswith("import=") for word in words):
         assert "0 results taken over" in said
     else:

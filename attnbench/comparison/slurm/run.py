@@ -3,7 +3,7 @@
 Submissions stand in the plan's folder, so that a later command collects them:
 
 .slurm/<key>.json, a submission; <key>-<task>.*.jsonl, its outcomes; jobs/, submitit's pickles, scripts and output;
-timed_host, the node of the timed cells.
+timed_host, the node of the timed runs.
 """
 
 import json
@@ -42,7 +42,7 @@ class StillRunning(Exception):  # noqa: N818
 
 @dataclass(slots=True, kw_only=True)
 class Submission:
-    """Array job that was submitted, and the cells of its tasks."""
+    """Array job that was submitted, and the runs of its tasks."""
 
     path: Path
     job: str
@@ -63,7 +63,7 @@ class Submission:
         return f"{self.job}_{task}" if len(self.tasks) > 1 else self.job
 
     def cells(self) -> list[str]:
-        """The names of all its cells."""
+        """The names of all its runs."""
         return [name for names in self.tasks for name in names]
 
     def outcomes(self, task: int) -> Path:
@@ -78,7 +78,7 @@ class Submission:
 def run_on_slurm(
     settings: ComparisonSettings, stacks: Sequence[Stack], folder: Path, *, is_timed: bool
 ) -> Generator[Outcome[Stack], None, None]:
-    """Submit the cells that no job has yet, and yield an outcome for each cell.
+    """Submit the runs that no job has yet, and yield an outcome for each run.
 
     Raises:
         UserError: Slurm or submitit are missing, or refuse the job.
@@ -96,7 +96,7 @@ def run_on_slurm(
     for one in known:
         recorded = {record["cell"] for record in one.records()}
         for task, names in enumerate(one.tasks):
-            # A task that ended without an outcome of a cell has lost it.
+            # A task that ended without an outcome of a run has lost it.
             there |= {name for name in names if one.id_of(task) in active or name in recorded}
     missing = [left for stack in stacks if (left := tuple(cell for cell in stack if name_of(cell) not in there))]
     if missing:
@@ -115,7 +115,7 @@ def run_on_slurm(
 def _collect(
     known: Sequence[Submission], cells: dict[str, Job], home: Path, *, waits: bool
 ) -> Iterator[Outcome[Stack]]:
-    """Yield the outcome of each cell once its task has written it, or has ended."""
+    """Yield the outcome of each run once its task has written it, or has ended."""
     left, gone, said = dict(cells), Counter(), ""
     jobs = " ".join(one.job for one in known)
     while True:
@@ -131,18 +131,18 @@ def _collect(
             gone[name] += bool(lost) and name not in active
             if gone[name] >= GONE_TWICE:
                 output = f"output: {home}/jobs/{name}_0_log.err"
-                error = f"Slurm's task {name} {end_of(name)} before this cell was done; {output}"
+                error = f"Slurm's task {name} {end_of(name)} before this run was done; {output}"
                 for cell in [left.pop(cell) for cell in lost]:
                     yield Outcome(item=(cell,), seconds=0.0, error=None if cell.is_done() else error)
         if not left:
             return
         status = ", ".join(f"{number} {state}" for state, number in Counter(active.values()).items())
         if status and status != said:
-            log.info(f"Slurm job {jobs}: {status}; {len(left)} cells to go")
+            log.info(f"Slurm job {jobs}: {status}; {len(left)} runs to go")
             said = status
         if not waits and active and not any(1 <= times < GONE_TWICE for times in gone.values()):
             raise StillRunning(
-                f"{len(left)} cells are with Slurm, job {jobs} ({status}); the same command collects them and resumes"
+                f"{len(left)} runs are with Slurm, job {jobs} ({status}); the same command collects them and resumes"
             )
         time.sleep(POLL_SECONDS)
 
@@ -157,7 +157,7 @@ def _active(known: Sequence[Submission]) -> dict[str, str]:
 
 
 def _submit(settings: ComparisonSettings, stacks: Sequence[Stack], home: Path, *, is_timed: bool) -> Submission:
-    """Submit stacks as an array job; timed cells are one task, on the host of the earlier ones."""
+    """Submit stacks as an array job; timed runs are one task, on the host of the earlier ones."""
     number = 1 if is_timed else min(settings.slurm.tasks, len(stacks))
     host = home / TIMED_HOST
     if is_timed:
@@ -180,12 +180,12 @@ def _submit(settings: ComparisonSettings, stacks: Sequence[Stack], home: Path, *
     node = read_bounded(host, MAX_JSON_BYTES).strip() if is_timed and host.exists() else None
     submission.job = array_job(parts, settings, home / "jobs", node=node)
     submission.write()
-    log.info(f"Slurm job {submission.job}: {sum(map(len, tasks))} cells in {number} tasks; their output: {home}/jobs/")
+    log.info(f"Slurm job {submission.job}: {sum(map(len, tasks))} runs in {number} tasks; their output: {home}/jobs/")
     return submission
 
 
 def count_doubles(known: Sequence[Submission]) -> None:
-    """Warn of cells that two hosts have finished; the later results file stays."""
+    """Warn of runs that two hosts have finished; the later results file stays."""
     finished: dict[str, list[str]] = {}
     for record in [record for one in known for record in one.records()]:
         if record["error"] is None:
@@ -193,4 +193,4 @@ def count_doubles(known: Sequence[Submission]) -> None:
     twice = {cell: hosts for cell, hosts in finished.items() if len(hosts) > 1}
     if twice:
         hosts = ", ".join(sorted({host for hosts in twice.values() for host in hosts}))
-        log.warning(f"{len(twice)} cells were finished twice (on {hosts}); one result of each is kept")
+        log.warning(f"{len(twice)} runs were finished twice (on {hosts}); one result of each is kept")

@@ -1,4 +1,4 @@
-"""One task of an array job, on its node: its cells run as in a local comparison."""
+"""One task of an array job, on its node: what it runs, it runs as in a local comparison."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from attnbench.settings.schema import ComparisonSettings
 from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
 
 TIMED_HOST = "timed_host"
-"""File of .slurm/ with the node of the timed cells."""
+"""File of .slurm/ with the node of the timed runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class Part:
     stacks: Sequence[Stack]
     is_timed: bool
     outcomes: Path
-    """Prefix of the files with a line per cell, one file for each start of the task."""
+    """Prefix of the files with a line per run, one file for each start of the task."""
     machine: dict[str, Any]
-    """Environment in the identity of the timed cells."""
+    """Environment in the identity of the timed runs."""
     trusted: frozenset[str]
 
     def __call__(self) -> None:
-        """Run the unfinished cells; asked to end, keep their state and wait: a preempted task is not finished."""
+        """Make the unfinished runs; asked to end, keep their state and wait: a preempted task is not finished."""
         trust(self.trusted)
         try:
             with interruptible("asked to end; what is finished is kept"):
@@ -68,7 +68,7 @@ class Part:
                 self._keep(outcome)
 
     def _why_not(self) -> str | None:
-        """Return why timed cells cannot run on this node; None: they can."""
+        """Return why timed runs cannot run on this node; None: they can."""
         now = machine_of(self.stacks[0][0])
         changed = [
             f"{name} {self.machine.get(name)} is {now.get(name)} there"
@@ -95,7 +95,7 @@ class Part:
 
 
 def machine_of(cell: Job) -> dict[str, Any]:
-    """Return the identity of this machine for a timed cell."""
+    """Return the identity of this machine for a timed run."""
     return machine(cell.device, ROOT)
 
 
@@ -105,12 +105,12 @@ def node_name() -> str:
 
 
 def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> str | None:
-    """Return why this host may not measure timed cells of a plan; None: it may.
+    """Return why this host may not measure timed runs of a plan; None: it may.
 
     Args:
         folder: .slurm of the plan.
         keeps: record this host if there is none.
-        anew: all timed cells are measured again.
+        anew: all timed runs are measured again.
     """
     path = folder / TIMED_HOST
     if anew:
@@ -123,13 +123,13 @@ def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> 
     if host == node_name():
         return None
     return (
-        f"timed cells were started on {host}, and this host is {node_name()}: timings from two hosts cannot share a "
+        f"timed runs were started on {host}, and this host is {node_name()}: timings from two hosts cannot share a "
         "table; the same command with rerun=true measures all of them here"
     )
 
 
 def name_of(cell: Job) -> str:
-    """Name a cell by its results file."""
+    """Name a run by its results file."""
     return "/".join(cell.results.parts[-4:])
 
 

@@ -107,7 +107,7 @@ def launch(
                     raise UserError(
                         f"torchrun: attnbench {config_name} runs in one process; attnbench train alone trains one "
                         "model on several GPUs, and plan.devices=all of attnbench compare gives each GPU a share of "
-                        "the cells"
+                        "the runs"
                     )
                 _refuse_rerun(sys.argv[1:])
                 given, sys.argv[1:] = _options_first(prepared_words(sys.argv[1:]))

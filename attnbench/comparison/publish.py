@@ -281,8 +281,8 @@ def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: 
             "were chosen, environment-*.json the machines. `attnbench report` on this folder makes the page "
             "with all plots, and `attnbench compare ... import=cells.jsonl.gz` continues from these runs.",
         ),
-        *_plan_cells("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
-        *_plan_cells("Not run yet", protocol.missing),
+        *_runs_of_plan("Failed", [f"{entry['cell']}: {entry['reason']}" for entry in protocol.failures]),
+        *_runs_of_plan("Not run yet", protocol.missing),
     ]
 
 
@@ -306,5 +306,5 @@ def _comparison_tables(inputs: Inputs) -> list[str | Table]:
     ]
 
 
-def _plan_cells(what: str, labels: Sequence[Any]) -> list[str]:
+def _runs_of_plan(what: str, labels: Sequence[Any]) -> list[str]:
     return [f"{what}, of the plan's runs:", bullets(list(map(str, labels)))] if labels else []

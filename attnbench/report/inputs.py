@@ -69,7 +69,7 @@ class Protocol:
     started: str | None = None
     seconds: float | None = None
     sittings: dict[str, str] = field(default_factory=dict)
-    """Process start of each timed cell and each training, by config_hash."""
+    """Process start of each timed run and each training, by config_hash."""
 
 
 @dataclass(frozen=True, kw_only=True)

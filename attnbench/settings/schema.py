@@ -219,7 +219,7 @@ class PlanSettings:
     """Trainings of a probe, with other seeds and rates, that share each step; None (auto): as measured on the
     device."""
     costs: dict[str, float] = field(default_factory=dict)
-    """Seconds of a cell of an evaluation, or of `training`: first estimate of the time left."""
+    """Seconds of a run of an evaluation, or of `training`: first estimate of the time left."""
     dry_run: bool = False
 
     @property
@@ -252,7 +252,7 @@ class ComparisonSettings:
     rerun: bool
     report: bool
     exported: str | None
-    """File for the rows of all finished cells; nothing runs."""
+    """File for the rows of all finished runs; nothing runs."""
     imported: str | None
     """File of such rows, made elsewhere, to take over first."""
     import_check: int = setting(0, minimum=0)

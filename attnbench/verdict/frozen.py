@@ -36,7 +36,7 @@ def frozen_sentence(
         rows: rows of all scored seeds, with the control's.
         family: the pairs that are judged.
         protocols: rules of the latest run by evaluation; see `results.protocol`.
-        first_scored: start of the first scored or timed cell; None: unknown.
+        first_scored: start of the first scored or timed run; None: unknown.
         committed: first commit with this freeze.json, and its date.
     """
     scored = [row for row in rows if not is_search(row.identity.seed)]
@@ -73,7 +73,7 @@ def frozen_sentence(
 
 
 def imported_cells(rows: Iterable[ResultRow]) -> dict[str, Any]:
-    """Count cells, imported cells, and imported cells by mark; empty if none was imported."""
+    """Count runs, imported runs, and imported runs by mark; empty if none was imported."""
     marks: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
         identity = row.identity
@@ -128,7 +128,7 @@ def without_primary(rows: Iterable[ResultRow], primaries: Mapping[str, Primary])
 
 def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | None) -> str:
     if first_scored is None:
-        return "no cell says when it was scored"
+        return "no run says when it was scored"
     if datetime.fromisoformat(first_scored) < datetime.fromisoformat(frozen):
         return f"its first score is of {first_scored}, before that"
     if committed is not None and datetime.fromisoformat(first_scored) < datetime.fromisoformat(committed[1]):

@@ -179,8 +179,8 @@ def _missing(inputs: Inputs) -> list[Block]:
     missing = inputs.protocol.missing
     if not missing:
         return []
-    text = f"{len(missing)} cells of the plan are not finished; the same command continues with them."
-    cells = Table(title="Cells not done", headers=["Cell"], lines=[[label] for label in missing])
+    text = f"{len(missing)} runs of the plan are not finished; the same command continues with them."
+    cells = Table(title="Runs not done", headers=["Run"], lines=[[label] for label in missing])
     return [Note(text, kind=""), Folded("Which", "", cells)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.comparison.coinciding import Shared, shared_jobs
 from attnbench.comparison.program import Answer, Driver, Failure, Program, ask_for, read_or_failure
-from attnbench.comparison.search import Found, Score, rate_and_scores
+from attnbench.comparison.search import Found, Score, programs_of
 from attnbench.comparison.variants import Compose, Variant, resolve_variant
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
@@ -126,12 +126,9 @@ class Comparison:
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
     def programs(self, found: Found) -> list[Program[None]]:
-        """List the programs, one for each learning rate: its search, and the scores at it."""
-        return [
-            rate_and_scores([one for one in self.scores if one is score or one.source is score], self.seeds_of, found)
-            for score in sorted(self.scores, key=lambda score: self._order()[score.evaluation])
-            if score.source is None
-        ]
+        """List the programs, in the order of the plan's evaluations."""
+        order = self._order()
+        return programs_of(sorted(self.scores, key=lambda score: order[score.evaluation]), self.seeds_of, found)
 
     def recorded(self, answers: dict[Path, Answer] | None = None) -> tuple[Found, Driver]:
         """Carry the programs out as far as finished runs answer them; nothing runs.

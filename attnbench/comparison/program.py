@@ -46,9 +46,8 @@ Program = Generator[list[Job], list[Answer], T]
 class Undecided(Exception):  # noqa: N818
     """A program cannot go on, as a run has no rows."""
 
-    def __init__(self, job: Job, answer: Failure | Unknown) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__(f"{job.label}: has no results, so no learning rate can be chosen")
-        self.has_failed = isinstance(answer, Failure)
 
 
 Execute = Callable[[list[Stack], Callable[[], list[Stack]]], Generator[Outcome[Stack], None, None]]

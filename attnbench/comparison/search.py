@@ -162,7 +162,7 @@ def _tried(score: Score, jobs: Mapping[float, Sequence[Job]]) -> Program[dict[fl
     def trial(job: Job) -> Trial:
         answer = answers[job]
         if isinstance(answer, Failure | Unknown):
-            raise Undecided(job, answer)
+            raise Undecided(job)
         values = {row.measurement.metric: row.measurement.value for row in answer}
         return Trial(score=values.get(score.metric), steps=values.get("steps_to_95"))
 
@@ -203,6 +203,17 @@ class Found:
     choices: dict[str, Choice] = field(default_factory=dict)
     scored: dict[str, list[Job]] = field(default_factory=dict)
     undecided: dict[str, Undecided] = field(default_factory=dict)
+
+
+def programs_of(
+    scores: Sequence[Score], seeds_of: Callable[[Score], Sequence[int]], found: Found
+) -> list[Program[None]]:
+    """Return a program for each learning rate: its search, and the scores at it."""
+    return [
+        rate_and_scores([one for one in scores if score in (one, one.source)], seeds_of, found)
+        for score in scores
+        if score.source is None
+    ]
 
 
 def rate_and_scores(alike: Sequence[Score], seeds_of: Callable[[Score], Sequence[int]], found: Found) -> Program[None]:

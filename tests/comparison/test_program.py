@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnbench.comparison import program
-from attnbench.comparison.program import Driver, Failure, Undecided, Unknown
+from attnbench.comparison.program import Driver, Failure, Program, Undecided, Unknown
 from attnbench.machine.processes import Outcome
 
 
@@ -50,12 +51,12 @@ class Followed:
     order: list[str] = field(default_factory=list)
     """Which of the runs that wait is over next; the others in the order in which they wait."""
 
-    def steps(self, name: str):
+    def steps(self, name: str) -> Program[None]:
         for step in ("1", "2", "3"):
-            run = Run(f"{name}{step}", self.done)
+            run: Any = Run(f"{name}{step}", self.done)
             [answer] = yield [run]
             if isinstance(answer, Failure | Unknown):
-                assert str(Undecided(run, answer)).startswith(f"{name}{step}: has no results")
+                assert str(Undecided(run)).startswith(f"{name}{step}: has no results")
                 return
 
     def execute(self, stacks, more):
@@ -118,7 +119,7 @@ def test_a_driver_that_runs_nothing_records_what_is_asked_for():
 
 def test_stacks_are_those_of_the_whole_call_without_its_finished_runs():
     done, stacked = {"1", "3"}, []
-    runs = [Run(str(number), done) for number in range(5)]
+    runs: list[Any] = [Run(str(number), done) for number in range(5)]
 
     def call():
         yield runs

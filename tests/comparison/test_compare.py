@@ -549,15 +549,15 @@ def test_one_that_was_made_ahead_counts_from_when_it_runs(text, tmp_path, ran, m
     ("device", "number", "threads"), [("cpu", 1, 8), ("cpu", 5, 2), ("cuda", 1, 2), ("cuda", 5, 2)]
 )
 def test_workers_share_the_cores(device, number, threads, text, tmp_path, monkeypatch):
-    """On a GPU however few cells there are: one that has as many threads is kept."""
+    """On a GPU however few runs there are: one that has as many threads is kept."""
     given = settings(text, tmp_path, num_workers=4)
     monkeypatch.setattr(workers, "resolve_device", lambda device: torch.device(given.device))
     monkeypatch.setattr(workers.torch, "get_num_threads", lambda: 8)
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(workers, "run_in_processes", lambda *_, **options: calls.append(options))
+    monkeypatch.setattr(workers, "run_in_processes", lambda *_, **options: (calls.append(it) for it in [options]))
     given.device = device
     stacks = [(SimpleNamespace(label="one"),)] * number
-    workers.run_here(given, stacks, is_timed=False, log=tmp_path / "output.log", number=number)
+    list(workers.run_here(given, stacks, is_timed=False, log=tmp_path / "output.log", number=number))
     assert calls[0]["num_threads"] == threads
 
 

@@ -1,4 +1,4 @@
-"""Operations of a mixer's definition, counted as torch dispatches them, to check `mixing_flops`."""
+"""Operations of a mixer's definition, counted as torch dispatches them, for `mixing_flops` and to check it."""
 
 import math
 from collections.abc import Iterator
@@ -34,6 +34,23 @@ SHARED = ("attnbench.mixers.layers", "attnbench.mixers.around", "torch.nn.")
 
 
 class UncountableError(Exception): ...
+
+
+class Products(TorchDispatchMode):
+    """Sum of torch's formulas while entered, as FlopCounterMode, which imports torch.compile."""
+
+    flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True imports torch.compile.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        self.flops += formula(*args, **(kwargs or {}), out_val=out) if formula is not None else 0
+        return out
 
 
 class OperationCounter(TorchDispatchMode):

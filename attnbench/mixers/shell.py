@@ -13,11 +13,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from attnbench.mixers.around import Gate, GatedOutput, QueryKeyValue, RotaryPositions, by_heads, head_norm
 from attnbench.mixers.base import State, expanded, expansions, head_count
+from attnbench.mixers.flops import Products
 from attnbench.mixers.options import MixerOptions, options_of
 from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.ops.common.recurrence import by_position
@@ -291,26 +290,9 @@ def _flops_of_a_position(cls: type[RecurrentMixer], **options: Any) -> int:
             mixer = cls(**options)
     with torch.device(next(mixer.parameters()).device), torch.no_grad():
         inputs, _ = mixer.inputs(torch.zeros(1, 1, mixer.dim), None, None)
-    with _Products() as products:
+    with Products() as products:
         mixer.define(inputs, mixer.new_memory(inputs[2]))
     return products.flops
-
-
-class _Products(TorchDispatchMode):
-    """Sum of torch's formulas while entered, as FlopCounterMode, which imports torch.compile."""
-
-    flops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True imports torch.compile.
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
-        self.flops += formula(*args, **(kwargs or {}), out_val=out) if formula is not None else 0
-        return out
 
 
 def _parts(memory: Any) -> Sequence[Tensor]:

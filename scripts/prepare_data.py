@@ -1,4 +1,4 @@
-"""Bring WikiText-2 into data/ as parquet: from the Hugging Face Hub, or from a folder that already has it."""
+"""Bring WikiText-2 or the corpus books into data/ as parquet: from the network, or from a folder that has it."""
 
 from attnbench.cli.commands import data
 

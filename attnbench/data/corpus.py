@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnbench.data import shards
+from attnbench.data.books import authors_of, find_books
 from attnbench.data.bpe import from_state, train_bpe
 from attnbench.data.enwik import FILES, find_enwik
 from attnbench.data.hub import find_hub
@@ -24,7 +25,7 @@ from attnbench.data.shards import Split, Tokens
 from attnbench.data.texts import SPLITS, CorpusSource, Texts, find_embedded, find_user_texts
 from attnbench.data.tokenizer import Bytes, Characters, Tokenizer
 from attnbench.data.wikitext import find_wikitext2
-from attnbench.results.corpora import corpus_name
+from attnbench.results.corpora import corpus_name, has_authors
 from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
 from attnbench.settings.paths import user_path
@@ -61,8 +62,9 @@ class Corpus:
     """Text as tokens."""
 
     name: str
-    """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, enwik8, text8, or
-    parquet:<folder> for other files in WikiText-2's form; then :bytes or :bpe-<size> where a token is no character."""
+    """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, books, enwik8,
+    text8, or parquet:<folder> for other files in WikiText-2's form; then :bytes or :bpe-<size> where a token is no
+    character."""
     origin: str
     """See `texts.Texts`."""
     fingerprint: str
@@ -129,6 +131,16 @@ class Corpus:
         ends_N = np.cumsum(self.tokenizer.num_characters_V[first_N])
         number = int(np.searchsorted(ends_N, wanted, side="right"))
         return tokens_N[:number], {"characters": wanted}
+
+    def authors(self, split: str) -> Tensor | None:
+        """Return the number of the author of each token of a split, (N,) int64; None where there are no authors."""
+        if not has_authors(self.name):
+            return None
+        authors_B, ends_B = np.array(authors_of(split), dtype=np.int64).T
+        # Characters that begin before each token.
+        length_N = self.tokenizer.num_characters_V[self.tokens[split].numpy()]
+        start_N = np.cumsum(length_N) - length_N
+        return torch.from_numpy(authors_B[np.searchsorted(ends_B, start_N, side="right")])
 
 
 LOADED: WeakValueDictionary[tuple[Any, ...], "Corpus"] = WeakValueDictionary()
@@ -202,6 +214,8 @@ def _find(settings: DataSettings, root: Path) -> CorpusSource:
     fractions = settings.validation_fraction, settings.test_fraction
     if settings.name == "wikitext2":
         return find_wikitext2(path, root)
+    if settings.name == "books":
+        return find_books(path, root)
     if settings.name in FILES:
         return find_enwik(settings.name, path, root)
     if settings.name == "embedded":

@@ -4,6 +4,7 @@ Files and rows name evaluation and corpus apart. Verdicts and reports use `perpl
 enwik8`, so that numbers of different corpora are never compared.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -52,6 +53,11 @@ def split_name(name: str) -> tuple[str, str | None]:
     """Split the name of an evaluation from its corpus, None without one."""
     evaluation, on, corpus = name.partition(ON)
     return evaluation, corpus if on else None
+
+
+def has_authors(corpus: str | None) -> bool:
+    """Tell if a corpus, by its name or its label in rows, has texts of known authors."""
+    return re.split("[:@]", corpus or "")[0] == "books"
 
 
 def corpus_name(text: str, tokenizer: str, size: int) -> str:

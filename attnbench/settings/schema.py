@@ -79,7 +79,7 @@ class DataSettings:
     """Shares of the characters, cut from the end if the corpus has no such splits; 0: no test split."""
 
 
-CORPORA = ("wikitext2", "embedded", "text", "enwik8", "text8")
+CORPORA = ("wikitext2", "embedded", "text", "books", "enwik8", "text8")
 """Values of data.name that are no data set on the Hub."""
 
 

@@ -223,7 +223,10 @@ def test_a_name_is_a_folder_or_one_of_the_hub(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is no folder, and no OWNER/NAME"):
         load(tmp_path / "nowhere", None)
     for words, message in (
-        ([], "data.name=: must be one of wikitext2, embedded, text, enwik8, text8, or, with data=hub, OWNER/NAME"),
+        (
+            [],
+            "data.name=: must be one of wikitext2, embedded, text, books, enwik8, text8, or, with data=hub, OWNER/NAME",
+        ),
         (["data.name=c4"], "data.name=c4: must be one of"),
         (["data.name=a/b", "data.path=x.txt"], "data.path=x.txt: data=hub reads data.name=a/b"),
     ):

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "wandb leet": "test_mirror.py, which looks at an offline run with it",
     "wandb sync wandb/offline-run-*": "needs wandb's server",
     "attnbench data": "downloads; test_wikitext.py, from a folder and without a network",
+    "attnbench data books": "downloads; test_books.py, from a folder and without a network",
     "attnbench doctor": "test_doctor.py, on all mixers",
     "attnbench compare plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
     "attnbench runs 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",

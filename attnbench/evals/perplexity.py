@@ -33,8 +33,9 @@ class Perplexity(CheckpointEvaluation):
 
     The split is cut into consecutive windows. Over all positions, every token but the split's first is predicted once.
     With full context (`context: full`), the last half of each window counts, and in place of each first half the last
-    half of a window that lies half a window further on. Intervals of single rows are over blocks of text. `chance` is
-    the perplexity of the training split's token frequencies.
+    half of a window that lies half a window further on. Intervals of single rows are over blocks of text, or over
+    authors where the corpus has them (data=books). `chance` is the perplexity of the training split's token
+    frequencies.
     """
 
     extrapolation: list[int] = option(
@@ -105,9 +106,16 @@ class Perplexity(CheckpointEvaluation):
 
     def _places(self, subject: Subject, split: str, checkpoint: str, length: int) -> list[Place]:
         tokens_N, part = self._part(subject, split)
+        authors_N = subject.corpus.authors(split)
         axes = {"split": split, "checkpoint": checkpoint, "sequence_length": length, **part}
         return [
-            Place(axes | context, length, subject.corpus, tokens_N[1 + start :])
+            Place(
+                axes | context,
+                length,
+                subject.corpus,
+                tokens_N[1 + start :],
+                None if authors_N is None else authors_N[1 + start : len(tokens_N)],
+            )
             for context, start in (({}, 0), (FULL_CONTEXT, length // 2))
         ]
 

@@ -48,7 +48,8 @@ class Figure:
     """95 % interval over seeds, within 0..1 for accuracies; for a single seed, the interval of its row if any."""
     high: float | None
     item_low: float | None
-    """95 % interval over items: for accuracies, pooled over all seeds; for nats, over blocks of the text."""
+    """95 % interval over items: for accuracies, pooled over all seeds; for nats, over blocks of the text or its
+    authors."""
     item_high: float | None
     num_samples: int | None
     """Items (labels, repetitions) of one seed's row, the minimum over seeds; None if any row lacks them."""

@@ -31,6 +31,8 @@ class Place:
     length: int
     corpus: Corpus
     tokens_N: Tensor
+    authors_N: Tensor | None = None
+    """Number of the author of each token."""
     unigram: float | None = field(init=False)
     lengths: Lengths = field(init=False)
 
@@ -66,6 +68,25 @@ def block_interval(nats_N: Tensor, length: int) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
+def author_interval(nats_N: Tensor, authors_N: Tensor) -> tuple[float, float] | None:
+    """Return Student's 95 % interval of the mean over authors, the blocks here.
+
+    Their texts differ in length, so that the mean is a ratio of two sums over authors; its standard error is the
+    usual linear one (Cochran, Sampling Techniques, 1977, section 6.3).
+    """
+    from scipy.stats import t
+
+    _, index_N = authors_N.unique(return_inverse=True)
+    size_A, mean = index_N.bincount(), float(nats_N.double().mean())
+    excess_A = index_N.bincount(weights=nats_N.double()) - mean * size_A
+    number = len(size_A)
+    error = math.sqrt(float(excess_A.square().sum()) * number / max(1, number - 1)) / len(nats_N)
+    if number < 2 or not 0 < error < math.inf:
+        return None
+    low, high = t.interval(0.95, number - 1, loc=mean, scale=error)
+    return float(low), float(high)
+
+
 def rows_without_numbers(places: Iterable[Place], status: str, reason: str) -> Iterator[Measurement]:
     for place, (metric, unit) in product(places, UNITS.items()):
         yield from without_numbers({metric: unit}, place.settings(metric), status, reason)
@@ -78,7 +99,8 @@ def score_rows(places: Iterable[Place], all_N: Tensor, full_N: Tensor) -> Iterat
             reason = f"{len(all_N) + 1} {units} are read, and no window of {place.length} is half full"
             yield from rows_without_numbers([place], "unsupported", reason)
             continue
-        ends = block_interval(nats_N, place.length)
+        authors_N = place.authors_N
+        ends = block_interval(nats_N, place.length) if authors_N is None else author_interval(nats_N, authors_N)
         for metric in UNITS:
             yield _measurement(metric, nats_N, place.settings(metric), place.lengths, ends)
         if place.axes["split"] == "test" and place.axes["checkpoint"] == "final" and nats_N is all_N:

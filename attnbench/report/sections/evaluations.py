@@ -7,6 +7,7 @@ from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import plots_of
 from attnbench.report.inputs import Protocol, about
 from attnbench.report.sections import words
+from attnbench.results.corpora import has_authors
 from attnbench.results.metrics import AXES, DEFINITIONS
 from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.tables import NOTHING, Table, TableCell
@@ -167,11 +168,12 @@ def _value(figure: Figure | None) -> str | TableCell:
     if figure.mean is None:
         return TableCell(text=" ".join(filter(None, (words.outcome(figure), figure.without))), mark="lost")
     items = format_interval(figure.item_low, figure.item_high)
+    blocks = "authors" if has_authors(figure.identity.corpus) else "blocks of text"
     num_items = len(figure.values) * (figure.num_samples or 0)
     num_seeds = sum(figure.statuses.values())
     notes = (
         figure.spread,
-        items and (f"over blocks of text {items}" if figure.unit == "nat" else f"items {items} of {num_items:,}"),
+        items and (f"over {blocks} {items}" if figure.unit == "nat" else f"items {items} of {num_items:,}"),
         figure.without,
         *(f"{words.status_name(n)} {count} of {num_seeds}" for n, count in figure.statuses.items() if n != "ok"),
     )

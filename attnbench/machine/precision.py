@@ -31,12 +31,15 @@ def dtype_of(precision: str) -> torch.dtype:
 @contextmanager
 def multiplying(precision: str) -> Iterator[None]:
     """Multiply float32 tensors in TF32 if that is the precision, otherwise in float32."""
-    before = torch.get_float32_matmul_precision()
+    before, before_cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    # cuDNN's, as of an LSTM, are in TF32 unless told otherwise.
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = before_cudnn
 
 
 @contextmanager

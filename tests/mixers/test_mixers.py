@@ -25,7 +25,7 @@ from mixer_building import (
     half_lives,
     read,
 )
-from small import MIXERS, OPERATORS, one_an_operator
+from small import MIXERS, OPERATORS, WITH_PARTS, one_an_operator
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -79,9 +79,10 @@ def changes_of(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 every_mixer = pytest.mark.parametrize("name", MIXERS)
+every_mixer_with_parts = pytest.mark.parametrize("name", WITH_PARTS)
 TRACED = ("linear", "softmax")
 """Mixers that are traced, which takes seconds each, in every run of the tests: operators alone are in tests/ops."""
-one_mixer_an_operator = pytest.mark.parametrize("name", one_an_operator())
+one_mixer_an_operator = pytest.mark.parametrize("name", one_an_operator(WITH_PARTS))
 """For what stands around a mixing and takes long; the other mixers are among the slow tests."""
 
 ONE_LENGTH, EVERY_LENGTH = replace(CASE, lengths=(65,)), replace(CASE, lengths=ALL_LENGTHS.lengths)
@@ -193,7 +194,7 @@ def test_sees_all_of_the_past(name):
     for position in (0, 63, 64, 100):
         (gradient,) = torch.autograd.grad(y[:, position].square().sum(), x, retain_graph=True)
         # Every earlier position counts, the oldest too, of those in the window where there is one.
-        window = getattr(mixer, "window", None)
+        window = getattr(mixer, "window", getattr(mixer, "taps", None))
         first = 0 if window is None else max(0, position + 1 - window)
         assert gradient[:, first : position + 1].abs().amax(-1).gt(0).all(), position
         assert not gradient[:, :first].any(), position
@@ -286,7 +287,7 @@ def test_vmap_over_stacked_parameters(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in WITH_PARTS]
 )
 def test_compiles_and_stacks_with_everything_around_it(name):
     mixer = build(name, **EVERYTHING)
@@ -295,7 +296,7 @@ def test_compiles_and_stacks_with_everything_around_it(name):
     check_compiles_and_stacks(mixer)
 
 
-@every_mixer
+@every_mixer_with_parts
 def test_takes_the_same_five_options_around_it_and_refuses_a_gate_that_is_none_of_them(name):
     mixer_class, options = read(name)
     assert options.keys() >= EVERYTHING.keys()
@@ -309,14 +310,15 @@ def test_takes_the_same_five_options_around_it_and_refuses_a_gate_that_is_none_o
 @every_mixer
 def test_says_whether_its_recurrence_tells_positions_apart(name):
     """Without an order of its own, positions and a convolution, an output does not know how the past was ordered."""
-    mixer = build(name, dtype=torch.float64, rotary_theta=None, conv_size=0)
+    without = {"rotary_theta": None, "conv_size": 0} if name in WITH_PARTS else {}
+    mixer = build(name, dtype=torch.float64, **without)
     x = example_input(2, 40, dtype=torch.float64)
     other = torch.cat([x[:, :39].flip(1), x[:, 39:]], dim=1)
     last, last_of_other = mixer(x)[0][:, -1], mixer(other)[0][:, -1]
     assert torch.allclose(last, last_of_other, rtol=1e-9, atol=0) is not mixer.has_order
 
 
-@every_mixer
+@every_mixer_with_parts
 def test_positions_are_counted_on_in_a_state_and_only_distances_matter(name):
     mixer, x = build(name, dtype=torch.float64, rotary_theta=100.0), example_input(2, 20, dtype=torch.float64)
     expected, _ = mixer(x)
@@ -354,7 +356,7 @@ def test_a_decay_that_is_learned_has_initial_values_to_choose_from(name):
     assert (read(name)[1].get("decay_init") == "spread") == is_learned
 
 
-@every_mixer
+@every_mixer_with_parts
 def test_a_memory_decays_as_it_is_said_to(name):
     """An input of 0 has no key and no value: what is left of the memory then is the decay alone."""
     mixer, x = build(name, dtype=torch.float64), torch.zeros(2, DIM, dtype=torch.float64)
@@ -443,7 +445,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@every_mixer_with_parts
 @pytest.mark.parametrize("gate", ["none", *GATES])
 def test_an_output_is_normed_by_heads_then_gated_then_projected(name, gate):
     plain: Any = build(name, dtype=torch.float64, output_norm=False, output_gate="none")

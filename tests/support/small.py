@@ -41,6 +41,9 @@ from attnbench.training.step import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text(encoding="utf-8"))
 """Yamls of conf/attn that need no further setting."""
+CONTROLS = ("base_conv", "lstm")
+"""Mixers without the options of the parts around a mixing."""
+WITH_PARTS = [name for name in MIXERS if name not in CONTROLS]
 OPERATORS = ("fox", "gated_deltanet", "kda", "linear", "mlstm", "simple_gla", "softmax")
 """One mixer for each mixing operator of ops/."""
 PROFILED = sorted(yaml.safe_load((CONF / "bench" / "profile.yaml").read_text(encoding="utf-8"))["mixers"])

@@ -562,8 +562,12 @@ def test_models_are_compiled_up_to_the_compiler_s_last_limit_and_past_it_a_step_
     assert len(graphs) == 6
 
 
+COMPILED = [name for name in MIXERS if name != "lstm"]
+"""Mixers in a compiled graph: torch's LSTM runs outside of it."""
+
+
 @pytest.mark.parametrize(
-    "name", [name if name in ("linear", "softmax") else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+    "name", [name if name in ("linear", "softmax") else pytest.param(name, marks=pytest.mark.slow) for name in COMPILED]
 )
 def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
     """A single operator that torch cannot keep has every process trace the whole step anew, for seconds."""

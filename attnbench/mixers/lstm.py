@@ -71,7 +71,9 @@ class LSTM(MixerOptions):
         dtype = accumulation_dtype(self.weight_input.dtype)
         before = self.init_state(len(x_BTD), x_BTD.shape[1], dtype) if state is None else state
         with without_autocast(x_BTD.device.type):
-            y_BTC, hidden_BC, cell_BC = _lstm(x_BTD.to(dtype), *(part.to(dtype) for part in before), self.weights())
+            hidden_BC, cell_BC = (part.to(dtype) for part in before)
+            found = _lstm(x_BTD.to(dtype), hidden_BC, cell_BC, self.weights())  # pyright: ignore[reportCallIssue]
+        y_BTC, hidden_BC, cell_BC = found
         if state is not None:
             state.hidden_BC.copy_(hidden_BC)
             state.cell_BC.copy_(cell_BC)

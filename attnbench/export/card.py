@@ -34,7 +34,11 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))
 kernels, and need torch and transformers (from version 5 on) alone. The model reads texts without padding, those of a
 batch of one length. `generate` goes through the mixers' states, a step a token."""
 LICENCE = "The code in this folder is attnbench's, under the MIT licence (LICENSE). The weights were trained on {}."
-WIKITEXT = "WikiText-2, which is CC BY-SA 3.0 and GFDL (Merity et al., 2016)"
+LICENCES = {
+    "wikitext2": "WikiText-2, which is CC BY-SA 3.0 and GFDL (Merity et al., 2016)",
+    "books@": "books in the public domain of the United States, in editions of Standard Ebooks, which are CC0 1.0",
+}
+"""The licence of a corpus, by the beginning of its label."""
 OTHER = "{}, whose licence is for its owner to say"
 
 
@@ -57,7 +61,8 @@ def model_card(
         ["trained under", f"seed {trained.seed}, learning rate {trained.train.learning_rate:g}"],
         ["checkpoint", settings.checkpoint],
     ]
-    licence = WIKITEXT if record.corpus.startswith("wikitext2") else OTHER.format(corpus)
+    known = (licence for label, licence in LICENCES.items() if record.corpus.startswith(label))
+    licence = next(known, OTHER.format(corpus))
     verdicts = _verdicts(run, rows)
     parts = [
         f"# {markdown_text(run.name)}",

@@ -37,6 +37,11 @@ def test_it_has_scores_and_the_verdicts_of_the_comparison(experiment):
     assert "    python export.py\n" in card
 
 
+def test_books_are_in_the_public_domain(experiment):
+    card = card_of(experiment / "0-perplexity-seed0", corpus="books@03e3e8b77133")
+    assert "editions of Standard Ebooks, which are CC0 1.0" in card
+
+
 def test_what_others_wrote_is_escaped(experiment):
     card = card_of(experiment / f"{3}-perplexity-seed0", corpus="text:<b>[x](y)|")
     assert HOSTILE not in card

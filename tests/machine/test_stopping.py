@@ -51,7 +51,13 @@ def turned_into_another_error(number: signal.Signals) -> None:
         raise ValueError("could not determine the shape of object type") from error
 
 
-@pytest.mark.parametrize(("mode", "number"), [([], signal.SIGINT), ([], signal.SIGTERM), (["-m"], signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        *(([], signal.SIGINT), ([], signal.SIGTERM), (["-m"], signal.SIGTERM)),
+        pytest.param(["-m"], signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("library", [lost, swallowed, turned_into_another_error])
 def test_a_signal_outside_training_ends_the_command_without_a_traceback(
     library, number, mode, folder, monkeypatch, capsys

@@ -133,7 +133,7 @@ def bench() -> None:
 
 @ending_in_one_line()
 def data() -> None:
-    """Bring WikiText-2 or the corpus books into data/, from the network or a folder, and check it."""
+    """Bring WikiText-2 or books into data/, from the network or a folder, checked."""
     parser = argparse.ArgumentParser(description=data.__doc__)
     parser.add_argument("corpus", nargs="?", choices=("wikitext2", "books"), default="wikitext2")
     parser.add_argument("folder", nargs="?", type=Path, help="the same as --source")

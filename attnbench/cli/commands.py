@@ -133,33 +133,33 @@ def bench() -> None:
 
 @ending_in_one_line()
 def data() -> None:
-    """Bring WikiText-2 or books into data/, from the network or a folder, checked."""
+    """Download WikiText-2 or books into data/, or copy it from a folder."""
     parser = argparse.ArgumentParser(description=data.__doc__)
     parser.add_argument("corpus", nargs="?", choices=("wikitext2", "books"), default="wikitext2")
-    parser.add_argument("folder", nargs="?", type=Path, help="the same as --source")
     parser.add_argument(
         "--version",
         choices=("raw", "v1"),
-        default="raw",
-        help="of WikiText-2: raw keeps every character; in v1 rare words are <unk>",
+        help="of WikiText-2: raw, the default, keeps every character; in v1 rare words are <unk>",
     )
     parser.add_argument(
         "--source",
         type=Path,
-        help="a folder with the three parquet files, or of books with archives or work trees of their repositories; "
-        "default: download them",
+        help="a folder with the three parquet files; for books it may have archives or work trees of their "
+        "repositories instead; default: download",
     )
     parser.add_argument("--root", type=Path, help="folder whose data/ is filled; default: the clone, or this folder")
     given = parser.parse_args()
+    if given.corpus == "books" and given.version is not None:
+        parser.error("--version: is of WikiText-2; books have one version")
     from attnbench.data import books, wikitext
     from attnbench.results.folder import data_root
 
-    source, root = given.folder or given.source, given.root or data_root()
+    root, version = given.root or data_root(), given.version or "raw"
     if given.corpus == "books":
-        print(f"{books.prepare(source, root)}: {len(books.listed())} books, complete and as published")
+        print(f"{books.prepare(given.source, root)}: {len(books.listed())} books, complete and as published")
     else:
-        folder = wikitext.prepare(given.version, source, root)
-        print(f"{folder}: WikiText-2 {given.version}, complete and as published")
+        folder = wikitext.prepare(version, given.source, root)
+        print(f"{folder}: WikiText-2 {version}, complete and as published")
 
 
 COMMANDS: dict[str, Callable[[], None]] = {

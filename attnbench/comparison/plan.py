@@ -72,7 +72,7 @@ class Comparison:
         self.scores = [score for score in scores if not self._is_shared(score.variant, score.evaluation)]
         """All that is scored, once where variants share it."""
         self.timed = self.in_order([job for job in timed if not self._is_shared(job.run.mixer, job.evaluation)])
-        """What runs alone on its device."""
+        """Jobs that run alone on their device."""
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
         # Variants that cannot run here are recorded, and the others are compared.

@@ -40,7 +40,7 @@ SHA256 = {
     "validation": "98cf0400bd8464296fec02b26da54eac5e1d8d2e163cb2bfb78bb2aed589f429",
     "test": "e3f7789ebd07df4dc4192593a0c30a222ada0e5ca8170023283be7615b873cf2",
 }
-"""Of the books of each split, joined by line ends."""
+"""SHA-256 of the texts of each split, joined by line ends."""
 
 URL = "https://github.com/standardebooks"
 PAUSE_SECONDS = 1.0
@@ -52,7 +52,7 @@ MAX_FILE_BYTES, MAX_BOOK_BYTES, MAX_ARCHIVE_BYTES = 2**24, 2**26, 2**29
 """Longest file of a book, all its files together, and an archive with its pictures, decompressed."""
 
 REMEDY = (
-    "the same command makes the missing books alone; attnbench data books FOLDER takes their archives "
+    "the same command makes the missing books alone; attnbench data books --source FOLDER takes their archives "
     "(NAME-COMMIT.tar.gz), or the three parquet files from another machine"
 )
 
@@ -103,7 +103,7 @@ class Book(NamedTuple):
 
 
 class BookError(Exception):
-    """Why a book could not be made; the others still can."""
+    """A book cannot be made; the others still can."""
 
 
 def listed(*splits: str) -> list[Book]:

@@ -121,7 +121,10 @@ class Probe(Evaluation, ABC):
     num_steps: int = option(1000, "the most that a training makes", minimum=1)
     fixed_steps: bool = option(False, "true: all steps; false: once solved the rate falls and it ends")
     stop_at: float | None = option(
-        None, "with fixed_steps, accuracy on validation data that ends a training at once; null: none", maximum=1
+        None,
+        "with fixed_steps, accuracy on validation data that ends a training at once; null: none",
+        above=0,
+        maximum=1,
     )
     batch_size: int = option(64, "sequences a step", minimum=1)
     warmup_steps: int | None = option(None, "steps in which the learning rate rises from 0; null: 50", minimum=0)

@@ -218,7 +218,7 @@ MISTAKES = {
     "named_twice": ({"corpora": ["cats", "cats"]}, "plan.corpora=['cats', 'cats']: names something twice"),
     "no_yaml": (
         {"corpora": ["cats", "cast"]},
-        "data=cast: unknown (did you mean cats?); there is books, cats, dogs, embedded",
+        "data=cast: unknown (did you mean cats?); there is ",
     ),
     "no_file": ({"corpora": ["cats", "gone"]}, "gone.txt"),
     "one_text": ({"corpora": ["cats", "felines"]}, "plan.corpora: cats and felines are one text, text:cats@"),

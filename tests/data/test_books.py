@@ -157,6 +157,12 @@ def run(monkeypatch, root: Path, *words: object) -> None:
     data()
 
 
+def test_a_version_of_books_is_refused(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, tmp_path, "--version", "v1")
+    assert "--version: is of WikiText-2; books have one version" in capsys.readouterr().err
+
+
 def serve(monkeypatch, source: Path) -> list[str]:
     """Let GitHub answer with the archives of the folder; return the list of the addresses that are asked for."""
     asked = []
@@ -178,7 +184,7 @@ def test_books_are_made_from_archives_or_work_trees_and_a_second_call_reads_no_s
         content.extractall(source / NAMES["test"], filter="data")
     (source / NAMES["test"] / "name-commit" / "src").rename(source / NAMES["test"] / "src")
     archive.unlink()
-    run(monkeypatch, tmp_path, source)
+    run(monkeypatch, tmp_path, "--source", source)
     assert "3/3 A. Author, Of test: made\n" in capsys.readouterr().out
     folder = tmp_path / "data" / "books"
     assert sorted(path.name for path in folder.iterdir()) == ["test.parquet", "train.parquet", "validation.parquet"]
@@ -187,7 +193,7 @@ def test_books_are_made_from_archives_or_work_trees_and_a_second_call_reads_no_s
         assert pq.read_table(folder / f"{split}.parquet").to_pylist() == [row]
     run(monkeypatch, tmp_path)
     assert capsys.readouterr().out == f"{folder}: 3 books, complete and as published\n"
-    run(monkeypatch, tmp_path / "other", folder)
+    run(monkeypatch, tmp_path / "other", "--source", folder)
     found = [load_corpus(DataSettings(name="books"), 8, root) for root in (tmp_path, tmp_path / "other")]
     found.append(from_path(folder, "books"))
     assert {corpus.name for corpus in found} == {"books"}
@@ -237,14 +243,14 @@ def test_without_a_network_or_a_book_the_remedy_is_said_in_one_line(source, tmp_
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(books, "answers", lambda url, limit_seconds: False)
     with pytest.raises(
-        SystemExit, match=r"github.com/standardebooks: cannot be reached; .*attnbench data books FOLDER"
+        SystemExit, match=r"github.com/standardebooks: cannot be reached; .*attnbench data books --source FOLDER"
     ):
         run(monkeypatch, tmp_path)
     (source / f"{NAMES['train']}-{COMMIT}.tar.gz").unlink()
     with pytest.raises(SystemExit, match="1 of 3 books are missing: Of train"):
-        run(monkeypatch, tmp_path, source)
+        run(monkeypatch, tmp_path, "--source", source)
     with pytest.raises(SystemExit, match="nowhere: is no folder"):
-        run(monkeypatch, tmp_path, tmp_path / "nowhere")
+        run(monkeypatch, tmp_path, "--source", tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"data.path=.*nowhere: has no train.parquet and validation.parquet and test"):
         from_path(tmp_path / "nowhere", "books")
 

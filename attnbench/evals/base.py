@@ -174,6 +174,8 @@ class Probe(Evaluation, ABC):
 
     length_buckets: ClassVar[bool] = False
     """Batches have sequences of about one length, cut behind their last label. Changes each step's mean loss."""
+    former: ClassVar[dict[str, Any]] = {}
+    """Values of later options under which a training is what it was before them: they are not in its identity."""
     check_interval_steps: ClassVar[int | None] = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 
@@ -244,7 +246,8 @@ class Probe(Evaluation, ABC):
     def content(self) -> dict[str, Any]:
         """Return everything that decides a task's numbers, except its model."""
         apart = {*NOT_OF_TASK, "width", "head_width", "feed_forward_width"}
-        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
+        given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
+        own = {name: value for name, value in given.items() if name not in self.former or value != self.former[name]}
         derived = ("settings", "vocabulary_size", "num_train_sequences", "length_buckets", "check_interval_steps")
         return {**own, **{name: getattr(self, name) for name in derived}, "mixer_options": self.mixer_options}
 

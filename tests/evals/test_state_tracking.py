@@ -11,7 +11,7 @@ from probe_settings import probe_settings
 from attnbench.cli.compose import CONF
 from attnbench.data.counters import hashed
 from attnbench.evals.lib.sequences import TrainingSequences
-from attnbench.evals.lib.state_rules import RULES
+from attnbench.evals.lib.state_rules import RULES, Strings, labelled
 from attnbench.evals.lib.task_data import ABSENT, SPLITS
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.state_tracking import StateTracking
@@ -73,12 +73,13 @@ def alternating():
     return sorted({tuple(p[q[i]] for i in range(5)) for p in pairs for q in pairs})
 
 
-SYMMETRIC = {degree: sorted(permutations(range(degree))) for degree in (3, 5)}
+SYMMETRIC = {degree: sorted(permutations(range(degree))) for degree in (3, 4, 5)}
 NAIVE = {
     "parity": parity,
     "mod_arithmetic": arithmetic,
     "mod_arithmetic_brackets": bracketed,
     "s3": lambda tokens: composed(tokens, SYMMETRIC[3]),
+    "s4": lambda tokens: composed(tokens, SYMMETRIC[4]),
     "a5": lambda tokens: composed(tokens, alternating()),
     "s5": lambda tokens: composed(tokens, SYMMETRIC[5]),
     "s5_swaps": lambda tokens: composed(tokens, SYMMETRIC[5]),
@@ -122,6 +123,63 @@ def test_test_strings_are_of_one_length_and_as_long_as_asked(name):
         batch.tokens_BT.tolist(), batch.targets_BT.tolist(), batch.positions_BL.tolist(), strict=True
     ):
         assert NAIVE[name](tokens) == dict(zip(positions, targets, strict=True))
+
+
+@pytest.mark.parametrize("special_symbols", [0, 7])
+@pytest.mark.parametrize("name", NAIVE)
+def test_the_answer_alone_is_labelled_behind_the_last_step_or_an_equals_sign(name, special_symbols):
+    own = task(name, labels="answer", special_symbols=special_symbols)
+    rule, begins = RULES[name], bool(special_symbols)
+    batch = own.sequences("train", 3, 0, 60, CPU)
+    assert batch.tokens_BT.shape == (60, WIDTH.get(name, lambda n: n)(9) + rule.takes_equals + begins)
+    assert own.vocabulary_size == rule.num_symbols + rule.takes_equals + special_symbols
+    for tokens, [target], [weight], [position] in zip(*map(torch.Tensor.tolist, batch[:4]), strict=True):
+        read = tokens[begins : position + 1]
+        assert not begins or tokens[0] == rule.num_symbols + rule.takes_equals
+        assert not rule.takes_equals or read.pop() == rule.num_symbols
+        states = NAIVE[name](read)
+        assert (target, weight) == (states[max(states)], 1.0)
+        assert set(tokens[position + 1 :]) <= {0}
+
+
+def test_strings_written_by_hand():
+    """Of 3 + 4 * 2 - 1 the answer is 0 modulo 5; of the bits 0 1 1 0 1 it is 1."""
+    numbers = torch.tensor([[3, 5, 4, 7, 2, 6, 1]])
+    states, positions = torch.tensor([[3, 2, 1, 0]]), torch.tensor([[0, 2, 4, 6]])
+    arithmetic = Strings(numbers, states, positions)
+    batch = labelled(RULES["mod_arithmetic"], arithmetic, torch.tensor([4]), answer_alone=True, first=9)
+    assert batch.tokens_BT.tolist() == [[9, 3, 5, 4, 7, 2, 6, 1, 8]]
+    assert (batch.targets_BT.tolist(), batch.positions_BL.tolist()) == ([[0]], [[8]])
+    bits = Strings(torch.tensor([[0, 1, 1, 0, 1]]), torch.tensor([[0, 1, 0, 0, 1]]), torch.arange(5)[None])
+    batch = labelled(RULES["parity"], bits, torch.tensor([5]), answer_alone=True, first=None)
+    assert (batch.targets_BT.tolist(), batch.positions_BL.tolist()) == ([[1]], [[4]])
+
+
+def test_a_range_of_test_lengths_has_each_length_and_whole_strings_are_scored():
+    own = task("parity", labels="answer", multiples=[1], test_range=[10, 29], whole_strings=True, num_test=40)
+    positions = own.test_sequences(0, [10, 29], CPU).positions_BL.flatten()
+    assert positions.bincount()[9:].tolist() == [2] * 20
+    rows = list(own.score(Wrong(), 0, CPU))
+    assert [(row.metric, row.settings) for row in rows] == own.axes()
+    assert [row.settings.get("length", row.settings.get("lengths")) for row in rows] == [9, 9, "10-29", "10-29"]
+    # Its only label is the first of a sequence, which Wrong tells rightly.
+    assert [row.value for row in rows] == [1.0] * 4
+    every = list(task("parity", max_length=8, multiples=[1], whole_strings=True).score(Wrong(), 0, CPU))
+    assert [row.value for row in every] == [0.75, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_former_options_are_not_in_the_identity_of_a_training(name):
+    assert not {"labels", "test_range", "whole_strings", "special_symbols"} & task(name).content().keys()
+    assert task(name, labels="answer").content()["labels"] == "answer"
+
+
+def test_strings_with_one_label_are_put_into_buckets_by_their_positions():
+    own = task("parity", labels="answer", max_length=40, length_buckets=True, num_steps=64, batch_size=32)
+    data = TrainingSequences(own, 0, CPU)
+    widths = {batch.tokens_BT.shape[1] for batch in map(data.batch, range(64))}
+    assert len(widths) > 4
+    assert all(int(batch.positions_BL.max()) < batch.tokens_BT.shape[1] for batch in map(data.batch, range(64)))
 
 
 def test_swaps_move_two_points_or_none_and_all_alike():

@@ -26,7 +26,7 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
         logits_BLC, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
         correct.append(logits_BLC.argmax(-1) == part.targets_BT)
     model.train(was_training)
-    return torch.cat(correct) & _is_label(batch)
+    return torch.cat(correct) & is_label(batch)
 
 
 def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurement:
@@ -59,7 +59,7 @@ def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -
         correct_RBL.append(torch.vmap(correct)(stacked, *map(torch.stack, (*given, positions))))
     template.train(was_training)
     of_models = torch.cat(correct_RBL, dim=1)
-    return [_mean(of_model & _is_label(batch), batch) for of_model, batch in zip(of_models, batches, strict=True)]
+    return [_mean(of_model & is_label(batch), batch) for of_model, batch in zip(of_models, batches, strict=True)]
 
 
 def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slice]:
@@ -70,9 +70,9 @@ def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slic
 
 
 def _mean(correct_BL: Tensor, batch: Batch) -> float:
-    return float((correct_BL.sum(1).double() / _is_label(batch).sum(1)).mean())
+    return float((correct_BL.sum(1).double() / is_label(batch).sum(1)).mean())
 
 
-def _is_label(batch: Batch) -> Tensor:
+def is_label(batch: Batch) -> Tensor:
     assert batch.weight_BT is not None
     return batch.weight_BT > 0

@@ -74,8 +74,10 @@ class TrainingSequences:
         order_N = torch.arange(num_rows) if is_fresh else block_order(num_rows, self.seed, number)
         order_N = order_N[: num_rows // size * size].to(self.device)
         if self.task.length_buckets:
-            widths = zip(self._lengths(batch), self._widths, strict=True)
-            bucket_N = torch.stack([-(-length_N * NUM_BUCKETS // width) for length_N, width in widths]).amax(0)
+            (length_N, label_N), (num_positions, num_labels) = self._lengths(batch), self._widths
+            # The smallest bucket with room for all positions and labels, of which there may be but one.
+            bucket_N = -(-length_N * NUM_BUCKETS // num_positions)
+            bucket_N = bucket_N.maximum((label_N - 1) * NUM_BUCKETS // num_labels + 1)
             order_N = order_N[bucket_N[order_N].argsort(stable=True)]
             # The same for every seed, so that the batches of a stack have one length.
             batches_N = block_order(len(order_N) // size, 0, number)

@@ -3,13 +3,15 @@
 from abc import ABC, abstractmethod
 from functools import cached_property
 from itertools import permutations
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attnbench.data.counters import hashed
 from attnbench.evals.lib.task_data import ABSENT, integers_below
+from attnbench.training.step import Batch
 
 PLUS, MINUS, TIMES, OPEN, CLOSE = range(5)
 """Symbols of arithmetic, counted from the modulus on."""
@@ -35,6 +37,9 @@ class Rule(ABC):
 
     chance: float
     """Accuracy of always saying the most frequent state."""
+
+    takes_equals: ClassVar[bool] = False
+    """An equals sign asks for the answer, where the last step alone is labelled: symbol `num_symbols`."""
 
     @abstractmethod
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
@@ -85,6 +90,8 @@ class PermutationRule(Rule):
 class ArithmeticRule(Rule):
     """Numbers with +, - or × between them, × binding first; the state is the value so far, modulo `modulus`."""
 
+    takes_equals = True
+
     def __init__(self, modulus: int) -> None:
         self.num_states = self.num_inputs = self.modulus = modulus
         self.num_symbols = modulus + TIMES + 1
@@ -122,6 +129,7 @@ class BracketRule(Rule):
     """Two operands in brackets with +, - or × between them, each a number or such brackets again; all trees of as many
     brackets are equally likely. The state at each closing bracket is its value, modulo `modulus`."""
 
+    takes_equals = True
     chance = 0.27
     """Modulo 5: products make 0 the most frequent value."""
 
@@ -175,6 +183,28 @@ class BracketRule(Rule):
         return Strings(tokens_BT, states_BL[:, :-1], positions_BL[:, :-1])
 
 
+def labelled(rule: Rule, strings: Strings, length_B: Tensor, *, answer_alone: bool, first: int | None) -> Batch:
+    """Return strings of `rule` with a label at each step, or with that of the last step alone.
+
+    Args:
+        first: symbol that begins every string; None: none does.
+    """
+    tokens_BT, states_BL, positions_BL = strings
+    is_label_BL = torch.arange(states_BL.shape[1], device=length_B.device) < length_B[:, None]
+    if answer_alone:
+        last_B1 = length_B[:, None] - 1
+        states_BL, positions_BL, is_label_BL = (x.gather(1, last_B1) for x in (states_BL, positions_BL, is_label_BL))
+        if rule.takes_equals:
+            positions_BL = positions_BL + 1
+            tokens_BT = functional.pad(tokens_BT, (0, 1), value=ABSENT).scatter(1, positions_BL, rule.num_symbols)
+    if first is not None:
+        tokens_BT, positions_BL = functional.pad(tokens_BT, (1, 0), value=first), positions_BL + is_label_BL
+    # Symbol 0 fills the end, which no earlier position can see.
+    return Batch(
+        tokens_BT.where(tokens_BT != ABSENT, 0), states_BL.where(is_label_BL, 0), is_label_BL.float(), positions_BL
+    )
+
+
 def _is_even(permutation: tuple[int, ...]) -> bool:
     inversions = sum(a > b for n, a in enumerate(permutation) for b in permutation[n + 1 :])
     return inversions % 2 == 0
@@ -187,6 +217,7 @@ RULES: dict[str, Rule] = {
     "mod_arithmetic": ArithmeticRule(MODULUS),
     "mod_arithmetic_brackets": BracketRule(MODULUS),
     "s3": PermutationRule(3),
+    "s4": PermutationRule(4),
     "a5": PermutationRule(5, even=True),
     "s5": PermutationRule(5),
     "s5_swaps": PermutationRule(5, most_moved=2),

@@ -42,9 +42,12 @@ class StringProbe(SizedProbe, ABC):
 
         return in_pieces(make, start, count, device)
 
-    def test_sequences(self, seed: int, length: int, device: torch.device) -> Batch:
+    def test_sequences(self, seed: int, lengths: int | list[int], device: torch.device) -> Batch:
+        """Make the test strings of one length, or of those from the first to the second of `lengths` in turn."""
+        shortest, longest = (lengths, lengths) if isinstance(lengths, int) else lengths
 
         def make(index_B: Tensor) -> Batch:
-            return self.batch("test", seed, index_B, torch.full_like(index_B, length), length)
+            length_B = lengths_between("test", seed, index_B, shortest, longest, purpose=LENGTH)
+            return self.batch("test", seed, index_B, length_B, longest)
 
         return in_pieces(make, 0, self.num_test, device)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attnbench.evals.base import Probe
-from attnbench.evals.lib.recall_sizes import BUDGETS, PRESETS, batch_size, budget, check_cells
+from attnbench.evals.lib.recall_sizes import BUDGETS, FILLERS, PRESETS, RATE_FROM, batch_size, budget, check_cells
 from attnbench.evals.lib.recall_strings import recall_strings
 from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.model.language_model import LanguageModel
@@ -22,18 +22,14 @@ from attnbench.settings.options import option
 from attnbench.settings.schema import ModelSettings
 from attnbench.training.step import Batch
 
-RATE_FROM: dict[tuple[Any, Any], tuple[int, int]] = {(512, 64): (256, 16)}
-"""The cell with an expensive search, and the one whose rate it takes over with `reuse_rate`."""
-
 LABEL = ("sequence_length", "num_pairs")
-FILLERS = ("blank", "random")
 
 
 class Recall(Probe):
     """Small models that look up what they have read, many queries at once; a model for each cell and width.
 
-    A model has one head and no feed-forward, so that no width is solved to match it. Training and validation alternate
-    over the cell's numbers of pairs. lib/recall_strings.py makes the sequences.
+    Without a feed-forward no width is solved to match a model. Training and validation alternate over the cell's
+    numbers of pairs. lib/recall_strings.py makes the sequences.
     """
 
     preset: str = option(
@@ -42,6 +38,8 @@ class Recall(Probe):
     # [64, [3, 5, 8]] is one model trained on all three numbers of pairs, and scored on each.
     cells: list | None = option([[256, 16], [512, 64]], "[length, pairs], or [length, list of pairs]")
     widths: list | None = option([64], "of the models; every cell is run at each; null: the preset's")
+    head_width: int | None = option(None, "channels a head; null: one head", minimum=1)
+    feed_forward_width: int | None = option(None, "hidden channels of the SwiGLU; null: none", minimum=0)
     vocabulary_size: int | None = option(None, "half keys (one of them the blank), half values", minimum=4)
     num_train: int | None = option(None, "sequences, taken in a new order every epoch", minimum=1)
     num_test: int | None = option(None, "sequences for each number of pairs", minimum=1)
@@ -50,7 +48,9 @@ class Recall(Probe):
         BUDGETS, "steps by preset and cell: ten times softmax's to 95 %; zoology_full: 64 epochs, as Arora et al."
     )
     batch_size: int | None = option(None, "sequences a step", minimum=1)
-    filler: str | None = option(None, "between queries: blank (a symbol) | random (values)", choices=FILLERS)
+    filler: str | None = option(
+        None, "between queries: blank (a symbol) | random (values) | vocabulary (any symbols)", choices=FILLERS
+    )
     reuse_rate: bool = option(False, "true: (512,64) takes the rate of (256,16) at the same width, without a search")
     check_interval_steps: int | None = option(
         None, "steps between looks at validation data, whose rows then have rise_share; null: 20, later 100", minimum=1
@@ -113,6 +113,8 @@ class Recall(Probe):
     def _form(self) -> dict[str, Any]:
         order = PRESETS[self.preset].get("query_order")
         filler = {"random_filler": self.filler == "random", "query_order": order}
+        if self.filler == "vocabulary":
+            filler["vocabulary_filler"] = True
         return {"length": self.cells[0][0], "vocabulary_size": self.vocabulary_size, **filler}
 
     def content(self) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class Recall(Probe):
     @property
     def model(self) -> ModelSettings:
         width = self.widths[0]
-        return self._model(width, width, 0, name=f"recall-{width}")
+        return self._model(width, self.head_width or width, self.feed_forward_width or 0, name=f"recall-{width}")
 
     @property
     def num_train_sequences(self) -> int:

@@ -50,6 +50,7 @@ TASKS = {
     "recall": recall_task,
     "recall in drawn order": lambda: recall_task(preset="zoology_full", filler="blank", cells=[[40, 9]]),
     "recall of blanks": lambda: recall_task(filler="blank", cells=[[40, 9]]),
+    "recall among any symbols": lambda: recall_task(filler="vocabulary", cells=[[40, 9]]),
 }
 
 
@@ -276,6 +277,44 @@ def test_recall_asks_for_every_key_once_and_wants_its_value(filler, vocabulary_s
     assert counts == [2, 4, 9] * 40
 
 
+def test_between_queries_any_symbol_may_stand():
+    batch = recall_task(filler="vocabulary", cells=[[40, 4]]).sequences("train", 0, 0, 4000, CPU)
+    is_filler_BT = torch.ones_like(batch.tokens_BT, dtype=torch.bool).scatter(1, batch.positions_BL, False)
+    is_filler_BT[:, :8] = False
+    assert abs(uniformity(batch.tokens_BT[is_filler_BT], 40)) < 5
+    for tokens, targets, positions in zip(*map(torch.Tensor.tolist, (batch[0], batch[1], batch[3])), strict=True):
+        value_of = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
+        assert [value_of[tokens[place]] for place in positions] == targets
+        assert sorted(tokens[place] for place in positions) == sorted(value_of)
+
+
+def test_a_string_of_recall_has_pairs_then_queries_among_the_filler():
+    task = recall_task(filler="vocabulary", cells=[[14, 3]], vocabulary_size=20)
+    tokens, targets, _, positions = (part[0].tolist() for part in task.sequences("train", 0, 9, 1, CPU)[:4])
+    # Pairs 5 16, 7 15 and 9 19; queries 5, 9 and 7, each with a symbol of the filler behind it.
+    assert tokens == [5, 16, 7, 15, 9, 19, 5, 13, 19, 2, 9, 9, 7, 3]
+    assert dict(zip(positions, targets, strict=True)) == {6: 16, 10: 19, 12: 15}
+
+
+@pytest.mark.parametrize("filler", ["blank", "random", "vocabulary"])
+def test_a_constant_answer_scores_chance_at_recall(filler):
+    task = recall_task(filler=filler, cells=[[40, 4]], num_test=3000)
+    [row] = task.score(Constant(25, 40), 0, CPU)
+    # Five standard errors of 12,000 labels.
+    assert row.value == pytest.approx(row.settings["chance"], abs=5 * (0.05 * 0.95 / 12_000) ** 0.5)
+
+
+class Constant(nn.Module):
+    """Answers one symbol everywhere."""
+
+    def __init__(self, symbol, num_symbols):
+        super().__init__()
+        self.embedding, self.symbol = nn.Embedding(num_symbols, 1), symbol
+
+    def forward(self, tokens_BT, state=None, positions_BL: Any = None):
+        return nn.functional.one_hot(torch.full_like(positions_BL, self.symbol), len(self.embedding.weight)), None
+
+
 def test_queries_lie_near_the_pairs_as_often_as_the_power_law_says():
     batch = recall_task(cells=[[22, 1]], num_test=20_000).test_sequences(0, 1, CPU)
     weight = torch.arange(1, 11).double() ** -0.99
@@ -431,11 +470,13 @@ def test_presets_are_those_of_the_battery():
     assert sizes("zoology", batch_size=32, cells=[[512, 64]], widths=[16])[0][-2] == 32
 
 
-def test_a_recall_model_has_one_head_and_no_feed_forward():
+def test_a_recall_model_has_one_head_and_no_feed_forward_unless_it_is_given_them():
     for task in evaluation(Recall, widths=[16, 24], conv_size=None, output_gate=None).tasks():
         assert task.model.head_width == task.model.dim == task.settings["width"]
         assert task.model.feed_forward_width == 0
         assert task.mixer_options == {}
+    [task] = evaluation(Recall, widths=[16], head_width=8, feed_forward_width=24).tasks()
+    assert (task.model.head_width, task.model.feed_forward_width) == (8, 24)
 
 
 def test_only_the_dear_cell_takes_over_a_rate_and_from_its_own_width():

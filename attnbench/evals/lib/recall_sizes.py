@@ -8,6 +8,8 @@ from attnbench.settings.errors import UserError
 MAX_LENGTH = 2**15
 """Positions of a sequence: the integers of choose_by_power overflow beyond."""
 
+FILLERS = ("blank", "random", "vocabulary")
+
 DRAWN = "drawn"
 """Order of queries in which the first pair has the slot that is drawn first."""
 
@@ -51,6 +53,9 @@ BUDGETS = {
 }
 """The most steps by preset and cell: ten times the median over three search seeds that softmax with rotary positions
 takes to 95 %, in the comments."""
+
+RATE_FROM: dict[tuple[Any, Any], tuple[int, int]] = {(512, 64): (256, 16)}
+"""The cell with an expensive search, and the one whose rate it takes over with `reuse_rate`."""
 
 
 def batch_size(preset: str, length: int) -> int:

@@ -37,6 +37,7 @@ def recall_strings(
     vocabulary_size: int,
     random_filler: bool,
     query_order: str | None,
+    vocabulary_filler: bool = False,
 ) -> Batch:
     """Make sequences; 3 pairs, length 14:
 
@@ -46,8 +47,10 @@ def recall_strings(
     Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
     sequence are different, and so are its values. Each key is a query once, in random order. The positions after the
     pairs are cut into slots of two, of which a query takes the first; slots count from 1 and are drawn without
-    replacement with p(slot) ∝ slot^(a - 1), a = 0.01. All other positions hold blanks, or random values, which may be
-    those of pairs.
+    replacement with p(slot) ∝ slot^(a - 1), a = 0.01. All other positions hold blanks, random values (which may be
+    those of pairs), or any symbols of the vocabulary (also keys of pairs and the blank):
+
+        input   k3 v3 k1 v1 k7 v7 v2 k9 k1 v7 k7 k3 k3 v5
 
     With the query order DRAWN, that of Arora et al., the first pair has the slot that is drawn first, and so on.
     Sequences take the numbers of `pairs` in turn; L is the largest.
@@ -67,9 +70,10 @@ def recall_strings(
         query_BP = 2 * (pairs_B1 + slot_BP - 1)
         # One position past the end of each row takes absent symbols.
         tokens_BT = torch.full((len(hash_B), length + 1), BLANK, device=hash_B.device)
-        if random_filler:
-            position_T = torch.arange(length + 1, device=hash_B.device)
-            tokens_BT = half + integers_below(hashed(hash_B[:, None], FILLER, position_T), num_values)
+        if random_filler or vocabulary_filler:
+            hash_BT = hashed(hash_B[:, None], FILLER, torch.arange(length + 1, device=hash_B.device))
+            lowest = 0 if vocabulary_filler else half
+            tokens_BT = lowest + integers_below(hash_BT, vocabulary_size - lowest)
         for position_BP, token_BP in (
             (2 * column_P, key_BP),
             (2 * column_P + 1, value_BP),

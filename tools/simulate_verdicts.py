@@ -75,7 +75,9 @@ def _family_of(plan: PlanSettings) -> Family:
     members: Family = []
     for entry in runs[0].evaluations:
         cls = resolve(entry.target, Evaluation)
-        if cls.primary is not None and entry.name in (plan.tested or plan.evaluations):
+        # tools/simulate_ladder.py has the levels of ladders.
+        has_figures = cls.primary is not None and cls.primary.kind in SPREADS
+        if has_figures and entry.name in (plan.tested or plan.evaluations):
             seeds = plan.seeds if issubclass(cls, CheckpointEvaluation) else plan.probe_seeds
             primary = NATS if cls.primary.kind == "nats" else ACCURACY
             assert primary.kind == cls.primary.kind

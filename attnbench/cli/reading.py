@@ -76,7 +76,11 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
             check_value("plan.overrides", plan["overrides"], kind=list[str])
             # First, as of several words the last counts.
             plan["overrides"] = [f"recipe={recipe}", *plan["overrides"]]
-        values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept}
+        folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+        listed = {
+            name: _without_lists(plan[name], folders) for name in ("evaluations", "only", "tested") if name in plan
+        }
+        values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept, **listed}
         if plan.get("seeds") == "auto":
             words = [word for word in hydra_config.overrides.task if setting_of(word) == "plan.probe_seeds"]
             if words:
@@ -238,6 +242,19 @@ def _evaluations(values: dict[str, Any], words: Sequence[str]) -> list[Evaluatio
             # From an experiment, for an evaluation that is not chosen.
             del chosen[name]
     return [EvaluationSettings(name=name, **opened("eval", name, options)) for name, options in chosen.items()]
+
+
+def _without_lists(names: Any, folders: Sequence[Path]) -> Any:
+    """Replace a name of eval/ whose yaml lists evaluations, like ladder, by their names."""
+    if not isinstance(names, list):
+        return names
+    found = []
+    for name in names:
+        paths = [path for folder in folders if (path := folder / "eval" / f"{name}.yaml").is_file()]
+        text = read_bounded(paths[0], MAX_YAML_BYTES) if paths else ""
+        content = parse_yaml(text) if "_target_" not in text else None
+        found += content["defaults"] if isinstance(content, dict) and "defaults" in content else [name]
+    return found
 
 
 def _experiment(hydra_config: Any) -> str:

@@ -8,13 +8,17 @@ from typing import Any
 from attnbench.results.numbers import percent_of_nats
 from attnbench.settings.errors import UserError
 
-KINDS = ("nats", "accuracy", "share")
+KINDS = ("nats", "accuracy", "share", "level")
 
 DEFINITIONS = {
     # Scores
     "accuracy": "share of the labels that are right, of test data",
     "symbol_accuracy": "share of the copied symbols that are right, each predicted from the right ones before it",
     "string_accuracy": "share of strings of which every symbol is right",
+    "doublings": "sum of (accuracy - chance) / (1 - chance) over the levels of a ladder, each twice the one before",
+    "largest_held": "largest level of a ladder whose accuracy, scaled so, is 0.9 or more",
+    "pairs_recalled": "largest number of pairs times their accuracy, scaled so, over the levels",
+    "pairs_per_kib": "pairs recalled for each KiB of the decoding state of one sequence",
     "selection": "accuracy on validation data, by which rates are chosen and trainings end",
     "solved": "1 where selection was 0.95 or more at two checks in a row and the test score at the end is too, else 0",
     "steps_to_95": "steps until selection was 0.95 at two checks in a row; the whole budget where it never was",
@@ -68,6 +72,7 @@ AXES = {
     "chance": "score of guessing; of language models that of the tokens' frequencies",
     "beyond_training": "longer than any sequence that was trained on",
     "training_lengths": "length of the strings over that of the longest trained on",
+    "levels": "levels that the doublings are a sum over, their maximum",
     "budget": "most steps, or sequences, that a training may take",
 }
 """Definition of each setting whose name does not explain it."""
@@ -85,7 +90,8 @@ class Primary:
 
     metric: str
     kind: str
-    """nats: about normal over seeds, lower is better; accuracy: in 0..1; share: 1 for a seed that solved, else 0."""
+    """nats: about normal over seeds, lower is better; accuracy: in 0..1; share: 1 for a seed that solved, else 0;
+    level: number of levels held, with parts of levels."""
     margin: float
     """Difference below which two scores are equivalent, in the metric's unit."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +110,12 @@ class Primary:
         """The margin in words: "1 % of perplexity"."""
         if self.kind == "nats":
             return f"{percent_of_nats(self.margin):.3g} % of perplexity"
-        return f"{self.margin:g} in {self.kind}"
+        return f"{self.margin:g} {self.scale}"
+
+    @property
+    def scale(self) -> str:
+        """Words behind a difference: "in accuracy", "doublings"."""
+        return self.metric if self.kind == "level" else f"in {self.kind}"
 
     @property
     def higher_is_better(self) -> bool:

@@ -20,6 +20,7 @@ TEST_NAMES = {
     "nats": "Student's paired t-test",
     "accuracy": "sign-flip permutation test",
     "share": "McNemar's exact test",
+    "level": "permutation test of unpaired means",
 }
 """Test by kind of primary metric; `verdict.family.TESTS` has them under these names."""
 
@@ -27,9 +28,10 @@ PROTOCOL = "protocol"
 """Setting of rows: id of the protocol."""
 
 
-def rules() -> dict[str, Any]:
-    """Describe the rules shared by all evaluations."""
-    return {"version": RULES_VERSION, "significance": SIGNIFICANCE, "adjustment": "Holm", "tests": dict(TEST_NAMES)}
+def rules(kind: str | None = None) -> dict[str, Any]:
+    """Describe the rules shared by all evaluations; the test of levels came later, and only their own rules name it."""
+    tests = {name: test for name, test in TEST_NAMES.items() if name != "level" or kind == "level"}
+    return {"version": RULES_VERSION, "significance": SIGNIFICANCE, "adjustment": "Holm", "tests": tests}
 
 
 def protocol_of(primary: Primary | None, stop: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def protocol_of(primary: Primary | None, stop: Mapping[str, Any] | None = None) 
         stop: rule by which trainings end early; None: they do not.
     """
     return {
-        "rules": rules(),
+        "rules": rules(primary.kind if primary is not None else None),
         "primary": asdict(primary) if primary is not None else None,
         "stop": dict(stop) if stop is not None else None,
     }

@@ -4,6 +4,7 @@ A family pairs all variants, or each variant with the reference, at the primary 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,11 +17,12 @@ from attnbench.results.protocol import SIGNIFICANCE
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED
 from attnbench.verdict.axes import is_chance
+from attnbench.verdict.levels import UNPAIRED, limit
 from attnbench.verdict.power import MAX_SEEDS
 from attnbench.verdict.seeds import Figure
 from attnbench.verdict.statistics import MCNEMAR, SIGN_FLIP, STUDENT, PairedTest
 
-TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR}
+TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR, "level": UNPAIRED}
 
 NATS_RESOLUTION = 1e-6
 """Smallest standard error of nats; smaller ones are rounding."""
@@ -36,6 +38,8 @@ class Pair:
     differences: tuple[float, ...] = ()
     """First minus second for each common seed, in the order of the seeds."""
     seeds: tuple[int, ...] = ()
+    scores: tuple[tuple[float, ...], ...] = ()
+    """Of the first variant and of the second at these seeds, for a test that does not pair them; else empty."""
     resolution: float = NATS_RESOLUTION
     solved: tuple[int, int] | None = None
     """Numbers of these seeds that solve the task, for the first and second variant; None if unknown."""
@@ -48,6 +52,16 @@ class Pair:
         return TESTS[self.primary.kind]
 
     @property
+    def sample(self) -> tuple[Any, ...]:
+        """What the test takes: the differences, or both scores."""
+        return self.scores or self.differences
+
+    @property
+    def limit(self) -> str:
+        """ceiling or floor, if both variants are there and the ladder cannot separate them; otherwise empty."""
+        return limit(self.scores, self.settings.get("levels"))
+
+    @property
     def condition(self) -> str:
         """The seeds of the verdict, if all have one outcome: it does not show how often seeds fail."""
         if self.solved is None or not self.seeds or self.solved not in ((0, 0), (len(self.seeds),) * 2):
@@ -57,7 +71,8 @@ class Pair:
     @property
     def spread(self) -> float:
         """Standard deviation of the differences, at least their resolution."""
-        return max(float(np.std(self.differences, ddof=1)), self.resolution)
+        variance = sum(float(np.var(values, ddof=1)) for values in self.scores or [self.differences])
+        return max(math.sqrt(variance), self.resolution)
 
 
 def family(
@@ -199,6 +214,7 @@ def pair_of(
         empty,
         differences=tuple(scores[0][seed] - scores[1][seed] for seed in seeds),
         seeds=tuple(seeds),
+        scores=tuple(tuple(of[seed] for seed in seeds) for of in scores) if primary.kind == "level" else (),
         resolution=NATS_RESOLUTION if primary.kind == "nats" else 1 / num_items if num_items else 0.01,
         solved=_num_solved([measured[name] for name in (first, second)], primary, figures, seeds),
         failed=tuple(name for name in (first, second) if measured[name].num_diverged),

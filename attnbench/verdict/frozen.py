@@ -50,8 +50,12 @@ def frozen_sentence(
     seeds = {*freeze["seeds"], *freeze["probe_seeds"], *freeze["control_seeds"]}
     more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)  # pyright: ignore
     pairs = {(entry["evaluation"], entry["first"], entry["second"]) for entry in freeze["family"]}
-    now = rules()
-    changed = {name for entry in freeze["protocols"].values() for name in now if entry["rules"].get(name) != now[name]}
+    changed = {
+        name
+        for entry in freeze["protocols"].values()
+        for name, rule in rules((entry["primary"] or {}).get("kind")).items()
+        if entry["rules"].get(name) != rule
+    }
     faults = [
         _order(str(freeze["frozen"]), committed, first_scored),
         f"{num_without_start} results do not say when they were begun" if num_without_start else "",

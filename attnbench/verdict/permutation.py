@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain, combinations
 
 import numpy as np
@@ -27,10 +28,18 @@ def permutation_p_value(first: Sequence[float], second: Sequence[float]) -> floa
     scores, num = np.array([*first, *second], dtype=float), len(first)
     # The scores' sum is the same in every split: the first group's sum orders splits as the difference does.
     least = scores[:num].sum() - TIE * np.abs(scores).sum()
-    if (num_splits := math.comb(len(scores), num)) <= MAX_SPLITS:
-        chosen = chain.from_iterable(combinations(range(len(scores)), num))
-        sums = scores[np.fromiter(chosen, int, num_splits * num).reshape(num_splits, num)].sum(1)
-        return float(np.mean(sums >= least))
-    rng = np.random.default_rng(0)
-    sums = rng.permuted(np.tile(scores, (MAX_SPLITS - 1, 1)), axis=1)[:, :num].sum(1)
-    return float((np.count_nonzero(sums >= least) + 1) / MAX_SPLITS)
+    return float(np.mean(splits(num, len(second)) @ scores >= least))
+
+
+@lru_cache(maxsize=4)
+def splits(num_first: int, num_second: int) -> np.ndarray:
+    """Return the first group of each split of so many scores, (splits, scores) bool; the observed split comes first."""
+    total = num_first + num_second
+    if (number := math.comb(total, num_first)) > MAX_SPLITS:
+        observed = np.tile(np.arange(total) < num_first, (MAX_SPLITS, 1))
+        observed[1:] = np.random.default_rng(0).permuted(observed[1:], axis=1)
+        return observed
+    chosen = np.fromiter(chain.from_iterable(combinations(range(total), num_first)), int, number * num_first)
+    groups = np.zeros((number, total), dtype=bool)
+    np.put_along_axis(groups, chosen.reshape(number, num_first), True, axis=1)
+    return groups

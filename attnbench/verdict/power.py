@@ -19,23 +19,29 @@ TIE = 1e-12
 """Share of the largest difference below which two means of differences count as equal."""
 
 
-def difference_power(effect: float, spread: float, alpha: float, num: int) -> float:
-    """Return the power of Student's test of `num` pairs at level `alpha` for the difference `effect`."""
+def difference_power(effect: float, spread: float, alpha: float, num: int, freedom: int | None = None) -> float:
+    """Return the power of Student's test of `num` pairs at level `alpha` for the difference `effect`.
+
+    Args:
+        freedom: degrees of freedom of the spread; None: those of pairs, num - 1.
+    """
     from scipy.stats import nct, t
 
-    shift = abs(effect) * math.sqrt(num) / spread
+    shift, freedom = abs(effect) * math.sqrt(num) / spread, freedom or num - 1
     # Beyond 30 the noncentral distribution is inaccurate, and the power is 1.
-    return float(nct.sf(t.ppf(1 - alpha / 2, num - 1), num - 1, shift)) if shift < 30 else 1.0
+    return float(nct.sf(t.ppf(1 - alpha / 2, freedom), freedom, shift)) if shift < 30 else 1.0
 
 
-def equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
+def equivalence_power(
+    effect: float, spread: float, margin: float, alpha: float, num: int, freedom: int | None = None
+) -> float:
     """Return the power of two one-sided tests of `num` pairs, at level `alpha` each, to show equivalence."""
     from scipy.stats import chi2, norm, t
 
-    error = spread / math.sqrt(num)
+    error, freedom = spread / math.sqrt(num), freedom or num - 1
     # The standard error is random: average over 99 quantiles of its distribution.
-    errors = np.sqrt(chi2.ppf(np.arange(1, 100) / 100, num - 1) / (num - 1)) * error
-    width = np.maximum(margin - float(t.ppf(1 - alpha, num - 1)) * errors, 0.0)
+    errors = np.sqrt(chi2.ppf(np.arange(1, 100) / 100, freedom) / freedom) * error
+    width = np.maximum(margin - float(t.ppf(1 - alpha, freedom)) * errors, 0.0)
     inside = norm.cdf((width - effect) / error) - norm.cdf((-width - effect) / error)
     return float(np.mean(inside))
 

@@ -82,24 +82,26 @@ def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Ver
 
     A pair without a verdict counts with a p-value of 1: a missing result must not make the other tests easier.
     """
-    testable = [not pair.obstacle and len(pair.differences) > 1 for pair in pairs]
+    testable = [not pair.obstacle and not pair.limit and len(pair.differences) > 1 for pair in pairs]
     p_values = [
-        pair.test.p_value(pair.differences, resolution=pair.resolution) if can else 1.0
+        pair.test.p_value(pair.sample, resolution=pair.resolution) if can else 1.0
         for pair, can in zip(pairs, testable, strict=True)
     ]
     equivalence = [
-        pair.test.equivalence_p_value(pair.differences, pair.primary.margin, resolution=pair.resolution) if can else 1.0
+        pair.test.equivalence_p_value(pair.sample, pair.primary.margin, resolution=pair.resolution) if can else 1.0
         for pair, can in zip(pairs, testable, strict=True)
     ]
     differing, same = holm(p_values, significance), holm(equivalence, significance)
     verdicts = []
     for index, (pair, can) in enumerate(zip(pairs, testable, strict=True)):
         if not can:
-            reason = pair.obstacle or f"a test needs two common seeds, and there is {len(pair.differences) or 'none'}"
+            at_limit = pair.limit and f"both are at the {pair.limit}, not separated"
+            too_few = f"a test needs two common seeds, and there is {len(pair.differences) or 'none'}"
+            reason = pair.obstacle or at_limit or too_few
             verdicts.append(Verdict(pair=pair, outcome="none", reason=reason, num_seeds=len(pair.differences)))
             continue
         level = 1 - differing.levels[index]
-        low, high = pair.test.interval(pair.differences, level, resolution=pair.resolution)
+        low, high = pair.test.interval(pair.sample, level, resolution=pair.resolution)
         verdict = Verdict(
             pair=pair,
             outcome="undecided",
@@ -145,6 +147,7 @@ def _at_look(pair: Pair, num_seeds: int) -> Pair:
         pair,
         differences=tuple(pair.differences[index] for index in kept),
         seeds=tuple(pair.seeds[index] for index in kept),
+        scores=tuple(tuple(values[index] for index in kept) for values in pair.scores),
     )
     if pair.obstacle or len(kept) == num_seeds:
         return at_look

@@ -22,6 +22,7 @@ from attnbench.results.rows import (
 from attnbench.results.tables import sittings_line
 from attnbench.settings.errors import UserError
 from attnbench.verdict.axes import Key, axes, grouped, key_of, with_options_as_axes, with_precision
+from attnbench.verdict.levels import totals
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
@@ -139,6 +140,7 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
         metric and setting, or rows that are aggregated already.
     """
     rows = [row for row in with_options_as_axes(with_precision(list(rows))) if not is_search(row.identity.seed)]
+    rows += totals(rows)
     for group in grouped(rows, key_of).values():
         same_corpus(group)
     groups = grouped(rows, lambda row: (row.identity.variant, *key_of(row)))

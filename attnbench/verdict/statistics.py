@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -82,6 +83,8 @@ def share_interval(count: float, num: int, tail: float = (1 - CONFIDENCE) / 2) -
 
 
 class PairedTest(ABC):
+    """A test of the differences of pairs of scores; verdict/levels.py has the one that takes both scores, unpaired."""
+
     name: str
 
     @abstractmethod
@@ -89,14 +92,14 @@ class PairedTest(ABC):
         """Return the smallest two-sided p-value possible with `num` pairs."""
 
     @abstractmethod
-    def p_value(self, differences: Sequence[float], *, resolution: float) -> float: ...
+    def p_value(self, differences: Sequence[Any], *, resolution: float) -> float: ...
 
     @abstractmethod
-    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
+    def equivalence_p_value(self, differences: Sequence[Any], margin: float, *, resolution: float) -> float:
         """Return the larger p-value of the one-sided tests against -margin and margin."""
 
     @abstractmethod
-    def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
+    def interval(self, differences: Sequence[Any], level: float, *, resolution: float) -> tuple[float, float]:
         """Return the differences that the two-sided test at 1 - level does not reject.
 
         It extends at least `resolution`, the step of the scores, from the mean, but not to a 0 that the test rejects.
@@ -215,11 +218,7 @@ class SignFlip(PairedTest):
         low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
         # An end of 0 apart from rounding is 0, which the test does not reject.
         low, high = (0.0 if abs(end) <= self._near(differences) else end for end in (low, high))
-        mean = _mean(differences)
-        wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
-        # Keep the sign of an end that would cross 0: a difference can be significant although it is less than an item.
-        low = low if wide_low <= 0 < low else wide_low
-        high = high if high < 0 <= wide_high else wide_high
+        low, high = widened(low, high, _mean(differences), resolution)
         return max(-1.0, low), min(1.0, high)
 
     def _rank(self, alpha: float, num: int) -> int:
@@ -287,6 +286,15 @@ class McNemar(PairedTest):
 
     def _discordant(self, differences: Sequence[float]) -> tuple[int, int]:
         return sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+
+
+def widened(low: float, high: float, mean: float, resolution: float) -> tuple[float, float]:
+    """Extend an interval to at least `resolution` from the mean.
+
+    An end keeps its sign if it would cross 0: a difference can be significant although it is less than an item.
+    """
+    wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
+    return low if wide_low <= 0 < low else wide_low, high if high < 0 <= wide_high else wide_high
 
 
 STUDENT, SIGN_FLIP, MCNEMAR = Student(), SignFlip(), McNemar()

@@ -13,8 +13,9 @@ from attnbench.evals.base import Evaluation
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import RunSettings
 
-EVALUATIONS = sorted(path.stem for path in (CONF / "eval").glob("*.yaml") if path.stem != "battery")
-"""The names of conf/eval; `battery` is a list of most of them."""
+LISTS = ("battery", "ladder")
+EVALUATIONS = sorted(path.stem for path in (CONF / "eval").glob("*.yaml") if path.stem not in LISTS)
+"""The names of conf/eval, without the yamls that list several of them."""
 
 BATTERY: list[str] = sorted(yaml.safe_load((CONF / "eval" / "battery.yaml").read_text())["defaults"])
 

@@ -92,6 +92,8 @@ def smoke_of(words: list[str]) -> list[str]:
     named = " ".join(word for word in words if word.startswith("eval="))
     if "battery" in named:
         return smoke_words(*BATTERY)
+    if "eval=ladder" in named:
+        return smoke_words(*(name for name in EVALUATIONS if name.startswith("ladder_")))
     if "echo" in named:
         return FEW
     return smoke_words(*([name for name in EVALUATIONS if name in named] or ["perplexity"] * (not named)))

@@ -38,6 +38,7 @@ def recall_strings(
     random_filler: bool,
     query_order: str | None,
     vocabulary_filler: bool = False,
+    nearness: float = NEARNESS,
 ) -> Batch:
     """Make sequences; 3 pairs, length 14:
 
@@ -47,8 +48,8 @@ def recall_strings(
     Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
     sequence are different, and so are its values. Each key is a query once, in random order. The positions after the
     pairs are cut into slots of two, of which a query takes the first; slots count from 1 and are drawn without
-    replacement with p(slot) ∝ slot^(a - 1), a = 0.01. All other positions hold blanks, random values (which may be
-    those of pairs), or any symbols of the vocabulary (also keys of pairs and the blank):
+    replacement with p(slot) ∝ slot^-nearness; by default it is slot^(a - 1), a = 0.01. All other positions hold blanks,
+    random values (which may be those of pairs), or any symbols of the vocabulary (also keys of pairs and the blank):
 
         input   k3 v3 k1 v1 k7 v7 v2 k9 k1 v7 k7 k3 k3 v5
 
@@ -63,7 +64,7 @@ def recall_strings(
         present_BP = column_P < pairs_B1
         key_BP = BLANK + 1 + choose(hashed(hash_B, KEYS), half - 1, most)
         value_BP = half + choose(hashed(hash_B, VALUES), num_values, most)
-        slot_BP = choose_by_power(hashed(hash_B, SLOTS), length // 2 - pairs_B, length // 2, most, NEARNESS)
+        slot_BP = choose_by_power(hashed(hash_B, SLOTS), length // 2 - pairs_B, length // 2, most, nearness)
         asked_BP = column_P.expand_as(key_BP)
         if query_order != DRAWN:
             asked_BP = shuffled(hashed(hash_B, QUERIES), present_BP)

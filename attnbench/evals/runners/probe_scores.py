@@ -53,7 +53,8 @@ class ProbeScores:
             for score in self.task.score(state.model, self.seed, self.device):
                 scores.append(score)
                 yield score
-        yield self._solved(state, scores)
+        if self._tells_solved:
+            yield self._solved(state, scores)
 
     def missing(self, status: str, reason: str) -> Iterator[Measurement]:
         """Write the rows of `measured` without numbers."""
@@ -61,12 +62,18 @@ class ProbeScores:
         yield from self._times_without_numbers(status, reason)
         if self.task.check_interval_steps is not None:
             yield from without_numbers({"rise_share": ""}, RISE_SETTINGS, status, reason)
-        for metric, settings in [*self.task.axes(), ("solved", SHARE)] if self._is_scored else []:
+        solved = [("solved", SHARE)] if self._tells_solved else []
+        for metric, settings in [*self.task.axes(), *solved] if self._is_scored else []:
             yield from without_numbers({metric: ""}, settings, status, reason)
 
     @property
     def _is_scored(self) -> bool:
         return self.seed < SELECTION_SEED
+
+    @property
+    def _tells_solved(self) -> bool:
+        # A ladder counts levels.
+        return self.primary is None or self.primary.kind != "level"
 
     def _solved(self, state: TrainState, scores: list[Measurement]) -> Measurement:
         """Return 1 where the threshold was reached, also by the primary score of test data at its hardest; else 0."""

@@ -115,6 +115,8 @@ def entry_cell(entry: Entry) -> TableCell:
 
 
 def _outcome(verdict: Verdict) -> str:
+    if verdict.pair.limit:
+        return f"at the {verdict.pair.limit} like {verdict.pair.second}, not separated"
     if verdict.winner is not None:
         return f"{verdict.outcome} than {verdict.pair.second}"
     return (

@@ -25,7 +25,8 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
         "Better": better,
         "Equivalent": equivalent,
         "Undecided": _undecided([it for it in verdicts if it.outcome == "undecided" and not it.is_decided]),
-        "No verdict": _without_verdict(verdicts),
+        "Not separated": _without_verdict([it for it in verdicts if it.pair.limit], len(verdicts)),
+        "No verdict": _without_verdict([it for it in verdicts if not it.pair.limit], len(verdicts)),
     }
     return {term: sentences for term, sentences in lines.items() if sentences}
 
@@ -112,7 +113,7 @@ def _what(verdict: Verdict) -> str:
     return f"{verdict.pair.evaluation} ({condition})" if condition else verdict.pair.evaluation
 
 
-def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
+def _without_verdict(verdicts: Sequence[Verdict], num: int) -> list[str]:
     groups: dict[str, list[tuple[str, Verdict]]] = {}
     for verdict in verdicts:
         if verdict.outcome == "none":
@@ -129,7 +130,7 @@ def _without_verdict(verdicts: Sequence[Verdict]) -> list[str]:
             sentences.append(f"{words.capitalized(reason)}: {of_each}.")
         else:
             told = group[0][1].reason
-            sentences.append(f"{words.capitalized(told)}: {_all_or_listed([it for _, it in group], len(verdicts))}.")
+            sentences.append(f"{words.capitalized(told)}: {_all_or_listed([it for _, it in group], num)}.")
     return sentences
 
 

@@ -198,7 +198,7 @@ def noise_sentence(noise: Noise) -> str:
     if noise.primary.kind == "nats":
         half, most = (f"{percent_of_nats(value):.2g}" for value in ends)
         return f"{noise.evaluation} {half} and {most} % of perplexity{of_some}"
-    return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} in {noise.primary.kind}{of_some}"
+    return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} {noise.primary.scale}{of_some}"
 
 
 def plain_answer(figures: Sequence[Figure], column: Column) -> str:

@@ -1,0 +1,140 @@
+"""Verdicts on ladders: an unpaired test of levels held, ladders that cannot separate two variants, and totals."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnbench.results.protocol import TEST_NAMES
+from attnbench.results.rows import ResultRow
+from attnbench.verdict.axes import axes, grouped
+from attnbench.verdict.permutation import MAX_SPLITS, splits
+from attnbench.verdict.power import TIE, difference_power, equivalence_power
+from attnbench.verdict.statistics import PairedTest, widened
+
+CEILING, FLOOR = 0.98, 0.02
+"""Shares of a ladder's levels: two variants that both hold as many, or both fewer, are not separated. At the floor an
+accuracy differs from chance by no more than sampling error and rounding."""
+
+SUMMED = "rule"
+"""Setting of rows of doublings that are parts of one score."""
+
+
+class Unpaired(PairedTest):
+    """Permutation test of the difference of two means, whose scores are not paired; a sample is a pair of lists.
+
+    The test of a difference d moves the first scores by -d. Its one-sided p-value is the share of splits whose
+    difference is then at least the observed one. Each split but the observed one has its own d at which the two are
+    equal: these, in order, are the possible ends of intervals, as for sign flips. Two-sided p-values are twice the
+    smaller one-sided one.
+    """
+
+    name = TEST_NAMES["level"]
+
+    def smallest_p(self, num: int) -> float:
+        return 2 / self._num_splits(num)
+
+    def p_value(self, differences: Sequence[Any], *, resolution: float) -> float:
+        return min(1.0, 2 * min(self._one_sided(differences, 0.0)))
+
+    def equivalence_p_value(self, differences: Sequence[Any], margin: float, *, resolution: float) -> float:
+        return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
+
+    def interval(self, differences: Sequence[Any], level: float, *, resolution: float) -> tuple[float, float]:
+        equal_at, mean = np.sort(_equal_at(differences)), _difference(differences)
+        # The factor absorbs rounding: an end rejected at exactly this level is outside.
+        rank = math.floor((1 - level) / 2 * (len(equal_at) + 1) * (1 + 1e-12))
+        low, high = (float(equal_at[rank - 1]), float(equal_at[-rank])) if rank else (-math.inf, math.inf)
+        # An end of 0 apart from rounding is 0, which the test does not reject.
+        low, high = (0.0 if abs(end) <= _near(differences) else end for end in (low, high))
+        return widened(low, high, mean, resolution)
+
+    def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
+        # Student's, of two samples.
+        can = self.smallest_p(num) <= alpha
+        return difference_power(effect, spread, alpha, num, 2 * num - 2) if can else 0.0
+
+    def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
+        can = self.smallest_p(num) / 2 <= alpha
+        return equivalence_power(effect, spread, margin, alpha, num, 2 * num - 2) if can else 0.0
+
+    def _num_splits(self, num: int) -> int:
+        return min(math.comb(2 * num, num), MAX_SPLITS)
+
+    def _one_sided(self, sample: Sequence[Any], centre: float) -> tuple[float, float]:
+        equal_at, near = _equal_at(sample), max(_near(sample), TIE * abs(centre))
+        number = len(equal_at) + 1
+        above, below = np.count_nonzero(equal_at <= centre + near), np.count_nonzero(equal_at >= centre - near)
+        return float((above + 1) / number), float((below + 1) / number)
+
+
+def _difference(sample: Sequence[Any]) -> float:
+    first, second = sample
+    return float(np.mean(first) - np.mean(second))
+
+
+def _near(sample: Sequence[Any]) -> float:
+    return TIE * max(abs(value) for values in sample for value in values)
+
+
+def _equal_at(sample: Sequence[Any]) -> np.ndarray:
+    """Return for each split but the observed one the shift of the first scores at which it has the same difference."""
+    first, second = (np.asarray(values, dtype=float) for values in sample)
+    groups, scores = splits(len(first), len(second))[1:].astype(float), np.concatenate([first, second])
+    weights = groups * (1 / len(first) + 1 / len(second)) - 1 / len(second)
+    moved = weights[:, : len(first)].sum(1)
+    # A sample of the splits may hold the observed one again.
+    is_other = moved < 1 - 1e-9
+    return (_difference(sample) - weights[is_other] @ scores) / (1 - moved[is_other])
+
+
+UNPAIRED = Unpaired()
+
+
+def limit(scores: Sequence[Sequence[float]], levels: int | None) -> str:
+    """Return "ceiling" or "floor" where the means of both samples are there; otherwise an empty text."""
+    if not levels or not scores or not all(scores):
+        return ""
+    shares = [float(np.mean(values)) / levels for values in scores]
+    return "ceiling" if min(shares) >= CEILING else "floor" if max(shares) < FLOOR else ""
+
+
+def totals(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Return the sum over the rules of an evaluation's doublings, for each variant and seed that has them all.
+
+    A rule without a number counts as chance; without any number there is no sum.
+    """
+    parts = [row for row in rows if row.measurement.metric == "doublings" and SUMMED in row.measurement.settings]
+    rules: dict[str, set[str]] = {}
+    for row in parts:
+        rules.setdefault(row.identity.evaluation, set()).add(row.measurement.settings[SUMMED])
+
+    def place(row: ResultRow) -> str:
+        return json.dumps(_without_rule(row.measurement.settings), sort_keys=True)
+
+    groups = grouped(parts, lambda row: (row.identity.evaluation, row.identity.variant, row.identity.seed, place(row)))
+    return [
+        _total(group)
+        for (evaluation, *_), group in groups.items()
+        if 1 < len(rules[evaluation]) == len({row.measurement.settings[SUMMED] for row in group})
+    ]
+
+
+def _without_rule(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in axes(dict(settings)).items() if name != SUMMED}
+
+
+def _total(group: Sequence[ResultRow]) -> ResultRow:
+    measured = [row.measurement for row in group]
+    first = next((it for it in measured if it.status == "ok"), measured[0])
+    levels = {"levels": sum(it.settings["levels"] for it in measured)}
+    value = sum(it.value or 0.0 for it in measured) if first.status == "ok" else None
+    settings = {**_without_rule(first.settings), **levels}
+    kept = {name: first.settings[name] for name in ("not_applicable",) if name in first.settings}
+    identity = replace(group[0].identity, parameters=None)
+    return replace(
+        group[0], identity=identity, measurement=replace(first, value=value, settings=settings | kept, num_samples=None)
+    )

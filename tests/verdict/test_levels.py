@@ -1,0 +1,163 @@
+"""Verdicts on ladders: the unpaired test, ladders that do not separate, and totals over rules."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from made_rows import inputs_of, row, rows_of
+from simulate_ladder import SHAPES, rejected
+
+from attnbench.report.sections.answer import answer
+from attnbench.report.sections.evaluations import entry_cell
+from attnbench.results.metrics import Primary
+from attnbench.results.protocol import protocol_of, rules
+from attnbench.settings.errors import UserError
+from attnbench.verdict.family import check_family, fewest_seeds
+from attnbench.verdict.levels import UNPAIRED, limit, totals
+from attnbench.verdict.permutation import permutation_p_value
+from attnbench.verdict.seeds import figures
+from attnbench.verdict.summary import summary
+
+LEVEL = Primary(metric="doublings", kind="level", margin=0.5, hardest=["levels"])
+PLACE = {"split": "test", "levels": 6, "chance": 0.0}
+
+
+def doublings(variant: str, *values: float, evaluation: str = "ladder_recall", **settings: Any) -> list:
+    return rows_of(variant, *values, metric="doublings", evaluation=evaluation, settings={**PLACE, **settings})
+
+
+def samples(num_first: int = 8, num_second: int = 8, effect: float = 0.0, seed: int = 0) -> tuple:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(effect, 1, num_first)), tuple(rng.normal(0, 2, num_second))
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (4, 6)])
+def test_the_p_value_is_twice_the_smaller_one_of_the_permutation_test(sizes):
+    for seed in range(4):
+        first, second = samples(*sizes, effect=1.5, seed=seed)
+        smaller = min(permutation_p_value(first, second), permutation_p_value(second, first))
+        assert UNPAIRED.p_value((first, second), resolution=0) == pytest.approx(min(1, 2 * smaller))
+
+
+@pytest.mark.parametrize("effect", [0.0, 1.0, 3.0])
+def test_the_interval_has_the_differences_that_the_test_does_not_reject(effect):
+    first, second = samples(6, 6, effect)
+    low, high = UNPAIRED.interval((first, second), 0.95, resolution=0)
+    assert low < np.mean(first) - np.mean(second) < high
+    for shift, is_inside in ((low + 1e-6, True), (high - 1e-6, True), (low - 1e-6, False), (high + 1e-6, False)):
+        moved = tuple(value - shift for value in first)
+        assert (UNPAIRED.p_value((moved, second), resolution=0) > 0.05) == is_inside
+
+
+def test_more_splits_than_are_counted_keep_the_level_and_agree_with_the_interval():
+    first, second = samples(12, 12, 1.6)
+    p_value = UNPAIRED.p_value((first, second), resolution=0)
+    for alpha, excludes_zero in ((p_value, True), (p_value * 0.99, False)):
+        low, high = UNPAIRED.interval((first, second), 1 - alpha, resolution=0)
+        assert (low > 0 or high < 0) == excludes_zero
+
+
+def test_equal_scores_are_no_difference_and_few_seeds_have_no_ends():
+    same = ((0.5,) * 8, (0.5,) * 8)
+    assert UNPAIRED.p_value(same, resolution=0) == 1
+    assert UNPAIRED.interval(same, 0.95, resolution=0.01) == (-0.01, 0.01)
+    assert UNPAIRED.equivalence_p_value(same, 0.1, resolution=0) == pytest.approx(1 / math.comb(16, 8))
+    assert UNPAIRED.interval(((1.0, 2.0), (5.0, 6.0)), 0.95, resolution=0) == (-math.inf, math.inf)
+
+
+def test_a_family_with_too_few_seeds_is_refused():
+    assert (fewest_seeds(UNPAIRED, 0.05), fewest_seeds(UNPAIRED, 0.05 / 60)) == (4, 7)
+    names = [("ladder_recall", "a", "b")] * 60
+    check_family(names, {"ladder_recall": LEVEL}, {"ladder_recall": 8}, {"ladder_recall": "plan.probe_seeds"})
+    with pytest.raises(UserError, match=r"plan.probe_seeds: 6 seeds can decide nothing .* it takes 7 seeds"):
+        check_family(names, {"ladder_recall": LEVEL}, {"ladder_recall": 6}, {"ladder_recall": "plan.probe_seeds"})
+
+
+def test_power_is_students_of_two_samples_and_0_with_too_few_seeds():
+    rng, alpha = np.random.default_rng(3), 0.05
+    found = [
+        UNPAIRED.p_value((rng.normal(1, 0.7, 8), rng.normal(0, 0.7, 8)), resolution=0) <= alpha for _ in range(400)
+    ]
+    assert UNPAIRED.power(1.0, 0.7 * math.sqrt(2), alpha, 8) == pytest.approx(np.mean(found), abs=0.07)
+    assert UNPAIRED.power(9.0, 1.0, alpha, 3) == 0
+    assert UNPAIRED.equivalence_power(0.0, 0.1, 0.5, alpha, 8) > 0.99
+
+
+@pytest.mark.parametrize("shape", [name for name, (first, second) in SHAPES.items() if first is second])
+def test_the_error_is_at_most_its_level_but_for_simulation_error(shape):
+    number = 600
+    for level, error in zip((0.05, 0.2), rejected(shape, 0.0, (0.05, 0.2), number), strict=True):
+        assert error <= level + 3 * math.sqrt(level * (1 - level) / number)
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if "one spread" in name])
+def test_unequal_spreads_raise_the_error_to_less_than_its_double(shape):
+    """The test is exact for equal distributions alone; docs/ladder.md has the figures."""
+    [error] = rejected(shape, 0.0, [0.05], 600)
+    assert error < 0.1
+
+
+def told(*rows: list, **protocol: Any) -> dict[str, list[str]]:
+    variants = list(dict.fromkeys(it.identity.variant for of in rows for it in of))
+    return answer(inputs_of([it for of in rows for it in of], variants, rank=variants, **protocol))
+
+
+SPREAD = (0.0, 0.1, -0.1, 0.2, -0.2, 0.05, -0.05, 0.15)
+
+
+def test_verdicts_on_levels_are_unpaired_and_in_doublings():
+    high, low = ([5 + it for it in SPREAD], [3 + it for it in SPREAD])
+    lines = told(doublings("a", *high), doublings("b", *reversed(low)), doublings("c", *low))
+    assert all(line.endswith(", more than 0.5 doublings.") for line in lines["Better"])
+    assert len(lines["Better"]) == 2
+    assert lines["Equivalent"][0].startswith("b and c: ladder_recall ")
+    assert lines["Equivalent"][0].endswith(", within 0.5 doublings.")
+    assert lines["Noise floor"][0].endswith(" doublings.")
+
+
+@pytest.mark.parametrize(("mean", "where"), [(5.95, "ceiling"), (0.05, "floor")])
+def test_two_at_the_ceiling_or_the_floor_are_not_separated(mean, where):
+    there = [mean + it / 10 for it in SPREAD]
+    rows = [doublings("a", *there), doublings("b", *[it + 0.01 for it in there])]
+    rows.append(doublings("c", *[3 + it for it in SPREAD]))
+    lines = told(*rows)
+    assert lines["Not separated"] == [f"Both are at the {where}, not separated: a and b in ladder_recall."]
+    assert "Equivalent" not in lines
+    assert len(lines["Better"]) == 2
+    inputs = inputs_of([it for of in rows for it in of], ["a", "b", "c"], rank=["a", "b", "c"], reference="b")
+    [entry, *_] = summary(inputs.figures, inputs.verdicts).lines["a"]
+    assert entry_cell(entry).notes[-1] == f"at the {where} like b, not separated"
+
+
+def test_limits_are_of_both_means():
+    assert limit(([5.9, 5.9], [5.88, 5.88]), 6) == "ceiling"
+    assert limit(([5.9, 5.9], [5.8, 5.9]), 6) == ""
+    assert limit(([0.1, -0.1], [0.11, 0.1]), 6) == "floor"
+    assert limit(([0.1, 0.1], [0.12, 0.12]), 6) == ""
+    assert limit((), 6) == limit(([1.0], [1.0]), None) == ""
+
+
+def test_the_doublings_of_rules_are_summed_for_seeds_that_have_them_all():
+    def of_rule(rule: str, *values: float | None, variant: str = "a") -> list:
+        settings = {"rule": rule, "split": "test", "levels": 2, "chance": 0.0, "learning_rate": 0.01}
+        return [
+            row(variant, seed, "doublings", value, settings=settings, evaluation="ladder_state", of=of)
+            for seed, value in enumerate(values)
+            for of in [{"status": "diverged", "reason": "nan"} if value is None else None]
+        ]
+
+    rows = [*of_rule("parity", 2.0, 1.5, 1.0), *of_rule("s3", 1.0, None), *of_rule("a5", 0.25, 0.5)]
+    found = totals(rows)
+    assert [(it.identity.seed, it.measurement.value) for it in found] == [(0, 3.25), (1, 2.0)]
+    assert found[0].measurement.settings == {"split": "test", "levels": 6, "chance": 0.0}
+    total = next(it for it in figures(rows) if "rule" not in it.settings)
+    assert (total.values, total.settings["levels"], LEVEL.hardness(total.settings)) == ({0: 3.25, 1: 2.0}, 6, (6,))
+    assert totals(of_rule("parity", 1.0)) == []
+
+
+def test_only_protocols_of_levels_name_their_test():
+    accuracy = Primary(metric="accuracy", kind="accuracy", margin=0.01)
+    assert "level" not in rules()["tests"]
+    assert protocol_of(accuracy)["rules"] == protocol_of(None)["rules"] == rules()
+    assert protocol_of(LEVEL)["rules"]["tests"]["level"] == UNPAIRED.name

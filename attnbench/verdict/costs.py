@@ -1,4 +1,4 @@
-"""Scores against costs: accuracy against bytes of state, loss against milliseconds per training step."""
+"""Scores against costs: accuracies against bytes of state, losses also against milliseconds per training step."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import reaches, without_rounding
+from attnbench.results.rows import TRAINING
 from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.seeds import Figure
@@ -38,12 +39,12 @@ def widths_of(points: Sequence[Priced]) -> list[int]:
     return widths if len(widths) > 1 else []
 
 
-def cost_metric(primary: Primary) -> str:
-    return "step_milliseconds" if primary.kind == "nats" else "state_bytes"
+def cost_metrics(primary: Primary) -> Sequence[str]:
+    return ("step_milliseconds", "state_bytes") if primary.kind == "nats" else ("state_bytes",)
 
 
-def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list[list[Priced]]:
-    """Pair the primary scores of an evaluation with their costs, in groups.
+def priced(figures: Sequence[Figure], evaluation: str, primary: Primary, metric: str) -> list[list[Priced]]:
+    """Pair the primary scores of an evaluation with their costs in `metric`, in groups.
 
     One group at the hardest setting or, with models of several widths, one for each setting apart from the width.
     Against time, each name of a score has its own cost. Scores without a cost are left out.
@@ -53,10 +54,9 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary) -> list
         groups = [*grouped(of_it, lambda figure: json.dumps(figure.settings | {WIDTH: None}, sort_keys=True)).values()]
     else:
         groups = [[*primary_figures(of_it, primary, [figure.variant for figure in of_it]).values()]]
-    if cost_metric(primary) == "step_milliseconds":
+    if metric == "step_milliseconds":
         # Variants that share a model share its score, but each kernel has its own time.
         groups = [[_named(score, name) for score in group for name in score.names] for group in groups]
-    metric = cost_metric(primary)
 
     def cost_of(score: Figure) -> Figure | None:
         costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
@@ -75,7 +75,9 @@ def _is_cost_of(cost: Figure, score: Figure) -> bool:
     if not cost.mean:
         return False
     if cost.metric == "state_bytes":
-        return cost.evaluation == score.evaluation and cost.settings.items() <= score.settings.items()
+        evaluation, corpus = split_name(score.evaluation)
+        is_of_model = split_name(cost.evaluation) in ((evaluation, corpus), (TRAINING, corpus))
+        return is_of_model and cost.settings.items() <= score.settings.items()
     if cost.evaluation == "throughput":
         return cost.settings.get("sequence_length") == score.identity.seq_len
     return split_name(cost.evaluation)[0] == "scaling" and cost.settings.get("model") == score.identity.model

@@ -31,7 +31,7 @@ def made(variant: str, metric: str, value: float, settings: dict) -> ResultRow:
 
 
 def points(*rows: list[ResultRow]):
-    found = priced(figures([it for group in rows for it in group]), "recall", RECALL)
+    found = priced(figures([it for group in rows for it in group]), "recall", RECALL, "state_bytes")
     return [[(it.score.variant, it.value, it.price) for it in group] for group in found]
 
 
@@ -68,7 +68,9 @@ def test_against_time_variants_that_are_one_model_have_a_point_each():
         )
         for name, milliseconds in (("softmax", 7.0), ("flash", 6.0))
     ]
-    (group,) = priced(figures([of_text, *speeds], {"perplexity": {"flash": "softmax"}}), "perplexity", primary)
+    (group,) = priced(
+        figures([of_text, *speeds], {"perplexity": {"flash": "softmax"}}), "perplexity", primary, "step_milliseconds"
+    )
     assert [(it.score.variant, it.score.label, it.price) for it in group] == [
         ("softmax", "softmax", 7.0),
         ("flash", "flash", 6.0),
@@ -95,7 +97,7 @@ def test_against_time_variants_that_are_one_model_have_a_point_each():
     ],
 )
 def test_the_frontier_has_the_accuracies_that_are_worth_their_cost(scores, kept):
-    (group,) = priced(figures([it for each in scores for it in scored(*each)]), "recall", RECALL)
+    (group,) = priced(figures([it for each in scores for it in scored(*each)]), "recall", RECALL, "state_bytes")
     found = frontier(group, RECALL)
     assert [point.score.variant for point in found] == kept
     for point in group:

@@ -12,7 +12,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_number
 from attnbench.settings.schema import FEW_SEEDS, MAX_PAIRED
 from attnbench.verdict.control import control_sentence
-from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
+from attnbench.verdict.costs import WIDTH, Priced, frontier, priced, widths_of
 from attnbench.verdict.family import primary_figures
 from attnbench.verdict.ranking import Verdict, noise_floor
 from attnbench.verdict.rates import Choice
@@ -100,7 +100,7 @@ def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
 def by_state(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[str]:
     sentences = []
     for evaluation, primary in primaries.items():
-        for points in priced(figures, evaluation, primary) if cost_metric(primary) == "state_bytes" else ():
+        for points in priced(figures, evaluation, primary, "state_bytes") if primary.higher_is_better else ():
             found = frontier(points, primary)
             if found and len({point.price for point in points}) > 1:
                 sentences.append(_most_for_its_state(evaluation, primary, found, has_widths=bool(widths_of(points))))

@@ -1,4 +1,4 @@
-"""Charts of scores against costs: accuracy against bytes of state, loss against time per training step."""
+"""Charts of scores against costs: accuracies against bytes of state, losses also against time per training step."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_interval
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table
-from attnbench.verdict.costs import WIDTH, Priced, cost_metric, frontier, priced, widths_of
+from attnbench.verdict.costs import WIDTH, Priced, cost_metrics, frontier, priced, widths_of
 from attnbench.verdict.seeds import Figure, sittings_lead
 
 WINDOW = "window"
@@ -34,14 +34,15 @@ def tradeoffs(
     pictures: list[Picture] = []
     tables: list[Block] = []
     curves = _windows(rows)
-    for evaluation, primary in primaries.items():
-        groups = priced(figures, evaluation, primary)
+    asked = [(*it, metric) for it in primaries.items() for metric in cost_metrics(it[1])]
+    for evaluation, primary, metric in asked:
+        groups = priced(figures, evaluation, primary, metric)
         for points in groups:
             if sittings_lead(("", point.cost) for point in points):
                 tables.append(Note(f"Not drawn, as it was timed in several processes: {_title(evaluation, points)}."))
             elif len({point.price for point in points}) > 1:
                 name = file_name(evaluation, points[0].cost.metric, *([_place(points)] if len(groups) > 1 else []))
-                best = frontier(points, primary) if cost_metric(primary) == "state_bytes" else []
+                best = frontier(points, primary) if primary.higher_is_better else []
                 pictures.append(_picture(name, evaluation, points, best, curves, variants))
             elif len(points) > 1:
                 tables.append(_table(evaluation, points))

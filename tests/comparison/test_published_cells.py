@@ -26,6 +26,9 @@ from attnbench.training import prepare
 RESULTS = ROOT / "docs" / "results"
 FAST = "findings-cpu/nope_copy"
 
+CHARACTERS = {"wikitext2": 10_780_437, "books": 119732932}
+"""Characters of the training split of each corpus that is not part of the repository."""
+
 PAGES = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.glob("**/cells.jsonl.gz"))
 
 
@@ -65,7 +68,7 @@ def settings_of(page: str, outputs: Path) -> ComparisonSettings:
 def corpus_of(texts: dict[str, str]) -> SimpleNamespace | None:
     """Stand-in for the corpus of the cells, which is not on this machine; None: they read none."""
     configs = (yaml.load(text, yaml.CSafeLoader) for path, text in texts.items() if path.endswith("config.yaml"))
-    config = next((it for it in configs if "resolved" in it and it["data"]["name"] == "wikitext2"), None)
+    config = next((it for it in configs if "resolved" in it and it["data"]["name"] in CHARACTERS), None)
     if config is None:
         return None
     name, _, fingerprint = config["resolved"]["corpus"].partition("@")
@@ -73,8 +76,8 @@ def corpus_of(texts: dict[str, str]) -> SimpleNamespace | None:
         name=name,
         fingerprint=fingerprint,
         vocabulary_size=config["resolved"]["vocabulary_size"],
-        # Characters of WikiText-2, of which the steps of an epoch follow.
-        tokens={"train": torch.empty(10_780_437, dtype=torch.uint8)},
+        # The steps of an epoch follow from them.
+        tokens={"train": torch.empty(CHARACTERS[config["data"]["name"]], dtype=torch.uint8)},
         splits={split: SimpleNamespace(num_bytes=number) for split, number in config["resolved"]["num_bytes"].items()},
         num_unknown=config["resolved"]["num_unknown"],
         tokenizer=SimpleNamespace(kind="characters"),
@@ -93,7 +96,7 @@ def test_published_cells_are_all_found(page, tmp_path, monkeypatch):
     monkeypatch.setattr(
         prepare,
         "load_corpus",
-        lambda settings, *others: known if settings.name == "wikitext2" else load(settings, *others),
+        lambda settings, *others: known if settings.name in CHARACTERS else load(settings, *others),
     )
     given = settings_of(page, tmp_path)
     claims = {finding.name: claim_of(finding) for finding in findings()} if "/" in page else {}

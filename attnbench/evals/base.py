@@ -216,6 +216,11 @@ class Probe(Evaluation, ABC):
         return self.num_steps * self.batch_size
 
     @property
+    def parts(self) -> Sequence["Probe"]:
+        """Return the probe narrowed to the batches of each shape, in the order of an epoch; none: all have one."""
+        return ()
+
+    @property
     def mixer_options(self) -> dict[str, Any]:
         """Wishes, like {"conv_size": 4}: a mixer without such an option goes without, and its rows say so."""
         wishes = {"conv_size": self.conv_size, "output_gate": self.output_gate}

@@ -5,6 +5,9 @@ from typing import Any
 from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 
+MAX_CELLS = 8
+"""Cells of a mixture: a captured step has a recording for each."""
+
 MAX_LENGTH = 2**15
 """Positions of a sequence: the integers of choose_by_power overflow beyond."""
 
@@ -63,14 +66,39 @@ def batch_size(preset: str, length: int) -> int:
     return sizes[max(start for start in sizes if start <= length)]
 
 
-def check_cells(cells: list[Any], vocabulary_size: int) -> None:
+def check_cells(cells: list[Any], vocabulary_size: int, option: str = "cells") -> None:
     if not cells:
-        raise UserError("eval.recall.cells=[]: must name a cell, as [[256, 16]]; null takes the preset's")
+        raise UserError(f"eval.recall.{option}=[]: must name a cell, as [[256, 16]]; null takes the usual ones")
     for cell in cells:
-        _check_cell(cell, vocabulary_size)
+        _check_cell(cell, vocabulary_size, option)
     keys = [(length, 0 if isinstance(pairs, list) else pairs) for length, pairs in cells]
     if len(set(keys)) < len(keys):
-        raise UserError(f"eval.recall.cells={cells}: each cell may stand once, and one list of pairs at each length")
+        raise UserError(f"eval.recall.{option}={cells}: each cell may stand once, and one list of pairs at each length")
+
+
+def check_mixture(mixture: list[Any], vocabulary_size: int, num_steps: int | None) -> None:
+    name = f"eval.recall.mixture={mixture}"
+    if not mixture or len(mixture) > MAX_CELLS or any(not isinstance(it, list) or len(it) != 3 for it in mixture):
+        raise UserError(f"{name}: must be 1 to {MAX_CELLS} cells of [length, pairs, training sequences]")
+    check_cells([cell[:2] for cell in mixture], vocabulary_size, "mixture")
+    for length, pairs, number in mixture:
+        given = f"eval.recall.mixture: [{length}, {pairs}, {number}]"
+        check_value(f"{given}: pairs", pairs, kind=int)
+        check_value(f"{given}: training sequences", number, kind=int, minimum=1)
+    if num_steps is None:
+        raise UserError(f"{name}: has no budget; eval.recall.num_steps=1500 gives it one")
+
+
+def check_test_cells(test_cells: list[Any] | None, cells: list[Any], vocabulary_size: int) -> None:
+    if test_cells is None:
+        return
+    check_cells(test_cells, vocabulary_size, "test_cells")
+    for length, pairs in test_cells:
+        check_value(f"eval.recall.test_cells: [{length}, {pairs}]: pairs", pairs, kind=int)
+    if len(cells) > 1:
+        raise UserError(
+            f"eval.recall.test_cells={test_cells}: are of one model, and eval.recall.cells={cells} are {len(cells)}"
+        )
 
 
 def budget(budgets: dict[str, dict[str, int]], preset: str, cell: list[Any]) -> int:
@@ -85,8 +113,8 @@ def budget(budgets: dict[str, dict[str, int]], preset: str, cell: list[Any]) -> 
     return budgets[preset][name]
 
 
-def _check_cell(cell: Any, vocabulary_size: int) -> None:
-    name = f"eval.recall.cells: {cell}"
+def _check_cell(cell: Any, vocabulary_size: int, option: str) -> None:
+    name = f"eval.recall.{option}: {cell}"
     if not (isinstance(cell, list) and len(cell) == 2):
         raise UserError(f"{name}: must be [length, pairs], both positive whole numbers")
     length, pairs = cell
@@ -99,5 +127,5 @@ def _check_cell(cell: Any, vocabulary_size: int) -> None:
     if most > vocabulary_size // 2 - 1:
         raise UserError(
             f"{name}: {most} pairs need a vocabulary_size of {2 * most + 2} and it is {vocabulary_size};"
-            " eval.recall.cells=null takes the preset's cells"
+            f" eval.recall.{option}=null takes the usual cells"
         )

@@ -1,5 +1,7 @@
 """Sequences of associative recall: pairs of key and value, then some of the keys again as queries."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from attnbench.evals.lib.task_data import (
     choose_by_power,
     hashes_in_split,
     in_pieces,
+    in_turn,
     integers_below,
     shuffled,
 )
@@ -95,3 +98,19 @@ def recall_strings(
         return build(hash_B, pairs_B)
 
     return in_pieces(make, start, count, device)
+
+
+def mixed_strings(
+    split: str, seed: int, start: int, count: int, device: torch.device, cells: list[list[int]], **form: Any
+) -> Batch:
+    """Make sequences of cells in turn, [length, pairs] each; blanks fill shorter ones at the end. `form`: as
+    `recall_strings`."""
+    # Indices of their own: two lengths with equal pairs would have the same keys and values.
+    given = [(length, pairs, start + (length << 32)) for length, pairs in cells]
+    return in_turn(
+        [
+            recall_strings(split, seed, first, count, device, pairs=[pairs], length=length, **form)
+            for length, pairs, first in given
+        ],
+        start,
+    )

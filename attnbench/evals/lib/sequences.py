@@ -28,15 +28,20 @@ class TrainingSequences:
 
     With `task.length_buckets` a batch has sequences of about one length. Lengths depend on the step alone, so that the
     batches of a stack have one shape, except at the borders of the buckets.
+
+    Args:
+        fills_last_batch: the last batch of an epoch has the rest of the sequences, and rows without labels; else these
+            sequences, others in each epoch, are left out.
     """
 
-    def __init__(self, task: Probe, seed: int, device: torch.device) -> None:
-        self.task, self.seed, self.device = task, seed, device
+    def __init__(self, task: Probe, seed: int, device: torch.device, *, fills_last_batch: bool = False) -> None:
+        self.task, self.seed, self.device, self.fills_last_batch = task, seed, device, fills_last_batch
         # Load libraries before the timed generation.
         example = task.sequences("train", seed, 0, task.batch_size, device)
         self._widths = example.tokens_BT.shape[1], example.targets_BT.shape[1]
         self._is_at_every_position = self._widths[0] == self._widths[1]
-        self.batches_per_epoch = task.num_train_sequences // task.batch_size
+        missing = -task.num_train_sequences % task.batch_size if fills_last_batch else 0
+        self.batches_per_epoch = (task.num_train_sequences + missing) // task.batch_size
         is_streamed = task.num_train_sequences >= STREAMED_FROM
         self._batches_per_chunk = max(1, CHUNK // task.batch_size) if is_streamed else self.batches_per_epoch
         self._num_chunks = math.ceil(self.batches_per_epoch / self._batches_per_chunk)
@@ -72,7 +77,9 @@ class TrainingSequences:
         num_rows = len(batch.tokens_BT)
         is_fresh = self._num_chunks > 1 and epoch == 0
         order_N = torch.arange(num_rows) if is_fresh else block_order(num_rows, self.seed, number)
-        order_N = order_N[: num_rows // size * size].to(self.device)
+        missing = -num_rows % size if self.fills_last_batch else 0
+        order_N = torch.cat([order_N, order_N[:1].expand(missing)])[: (num_rows + missing) // size * size]
+        order_N = order_N.to(self.device)
         if self.task.length_buckets:
             (length_N, label_N), (num_positions, num_labels) = self._lengths(batch), self._widths
             # The smallest bucket with room for all positions and labels, of which there may be but one.
@@ -84,6 +91,9 @@ class TrainingSequences:
             order_N = order_N.view(-1, size)[batches_N.to(self.device)].flatten()
             self._buckets = bucket_N[order_N].view(-1, size).amax(1).tolist()
         self._ordered = batch.rows(order_N)
+        if missing:
+            assert self._ordered.weight_BT is not None
+            self._ordered.weight_BT[-missing:] = 0
         if self._num_chunks > 1:
             self._generated = None
 
@@ -94,7 +104,7 @@ class TrainingSequences:
         # A single chunk has all sequences: each epoch's order decides which fill no batch.
         if self._num_chunks > 1:
             first, last = (min(n * self._batches_per_chunk, self.batches_per_epoch) for n in (chunk, chunk + 1))
-            start, end = first * self.task.batch_size, last * self.task.batch_size
+            start, end = first * self.task.batch_size, min(end, last * self.task.batch_size)
         pieces = [
             self._narrow(self.task.sequences("train", self.seed, first, min(CHUNK, end - first), self.device))
             for first in range(start, end, CHUNK)

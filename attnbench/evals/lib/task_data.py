@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attnbench.data.counters import hashed
@@ -149,3 +150,16 @@ def joined(pieces: Sequence[Batch]) -> Batch:
         return pieces[0]
     parts = (torch.cat(tensors) if tensors[0] is not None else None for tensors in zip(*pieces, strict=True))
     return Batch(*parts)  # pyright: ignore[reportArgumentType]
+
+
+def in_turn(batches: Sequence[Batch], start: int) -> Batch:
+    """Take sequence n, the first row being number `start`, from batch n modulo their number, filled with zeros to the
+    width of the widest."""
+    row_B = torch.arange(len(batches[0].tokens_BT), device=batches[0].tokens_BT.device)
+    turn_B = (start + row_B) % len(batches)
+
+    def mixed(parts: Sequence[Tensor]) -> Tensor:
+        width = max(part.shape[1] for part in parts)
+        return torch.stack([F.pad(part, (0, width - part.shape[1])) for part in parts])[turn_B, row_B]
+
+    return Batch(*(mixed(parts) for parts in zip(*(batch[:4] for batch in batches), strict=True)))

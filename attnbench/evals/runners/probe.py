@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnbench.evals.base import NUM_SELECTION, Probe
+from attnbench.evals.lib.mixed_sequences import training_sequences
 from attnbench.evals.lib.scoring import mean_accuracy
 from attnbench.evals.lib.sequences import STREAMED_FROM, TrainingSequences
 from attnbench.evals.lib.solving import is_check, is_over, stop_rule
@@ -285,7 +286,7 @@ class ProbeJob(TrainedJob):
         return state, [Measurement(metric="generator_tokens_per_second", value=generated, unit="token/s"), speed]
 
     def load_data(self) -> None:
-        self.sequences = TrainingSequences(self.task, self.settings.seed, self.device)
+        self.sequences = training_sequences(self.task, self.settings.seed, self.device)
 
     def batches(self, step: int) -> Batch:
         assert self.sequences is not None

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from attnbench.evals.lib.mixed_sequences import training_sequences
 from attnbench.evals.lib.scoring import mean_accuracies
-from attnbench.evals.lib.sequences import TrainingSequences
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing
@@ -75,7 +75,7 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
     stop, device, precision = StopRequest(), jobs[0].device, jobs[0].precision
     make_ready(device)
     # Trainings of one seed share their data.
-    sequences = {job.settings.seed: TrainingSequences(job.task, job.settings.seed, device) for job in jobs}
+    sequences = {job.settings.seed: training_sequences(job.task, job.settings.seed, device) for job in jobs}
     with ExitStack() as stack:
         stack.enter_context(stop.listening())
         checks, by_member = Checks(), {}

@@ -163,6 +163,10 @@ class Probe(Evaluation, ABC):
     )
     norm: str | None = option(None, "of the residual stream: layer (with a bias); null: RMS norm", choices=("layer",))
     untied: bool = option(False, "true: the logits have weights of their own, not the embedding's")
+    embedding_dropout: float | None = option(
+        None, "share of the embedding's elements that a training step drops; null: none", above=0, below=1
+    )
+    doubled_residual: bool = option(False, "true: a block without feed-forward ends with x + norm(x), as in Zoology")
     learning_rates: list[float] = option(
         [1e-3, 3e-3, 1e-2, 3e-2, 1e-1],
         "half decades; chosen on validation data, see docs/protocol.md",
@@ -184,6 +188,8 @@ class Probe(Evaluation, ABC):
         group = f"eval.{self.name}"
         if self.stop_at is not None and not self.fixed_steps:
             raise UserError(f"{group}.stop_at={self.stop_at}: needs {group}.fixed_steps=true")
+        if self.doubled_residual and getattr(self, "feed_forward_width", None):
+            raise UserError(f"{group}.doubled_residual=true: needs models without, {group}.feed_forward_width=0")
         if not self.fixed_steps and self.decay_fraction is not None and not can_end_early(self.decay_fraction):
             raise UserError(
                 f"{group}.decay_fraction={self.decay_fraction}: must be above 0 and at most 0.5, or "
@@ -269,6 +275,9 @@ class Probe(Evaluation, ABC):
             initial_deviation=deviation if self.initial_deviation is None else self.initial_deviation,
             norm=self.norm,
             untied=self.untied,
+            dropout=self.embedding_dropout,
+            dropout_of="embedding" if self.embedding_dropout else None,
+            doubled_residual=self.doubled_residual,
         )
 
 
@@ -277,7 +286,7 @@ OF_TRAINING += ("beta1", "beta2", "epsilon", "clip_norm")
 """Options of a probe that are settings of its training."""
 
 NOT_OF_TASK = ("num_layers", "conv_size", "output_gate", "initial_deviation", "norm", "untied", "learning_rates")
-NOT_OF_TASK += ("precision", *OF_TRAINING)
+NOT_OF_TASK += ("embedding_dropout", "doubled_residual", "precision", *OF_TRAINING)
 """Options of a probe's model, wishes and training."""
 
 

@@ -67,6 +67,8 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
             dropout=model.dropout or 0.0,
             norm=model.norm,
             untied=model.untied,
+            dropout_of=model.dropout_of,
+            doubled_residual=model.doubled_residual,
         )
 
 

@@ -19,18 +19,29 @@ NORMS: dict[str | None, Callable[[int], nn.Module]] = {None: RMSNorm, "layer": L
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed_forward(norm(x)) if there is a feed-forward."""
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)) if there is a feed-forward.
+
+    With a doubled residual, as in Zoology's models, a block without feed-forward ends with x + norm(x).
+    """
 
     def __init__(
-        self, mixer: Mixer, dim: int, feed_forward_width: int, dropout: float, norm: str | None = None
+        self,
+        mixer: Mixer,
+        dim: int,
+        feed_forward_width: int,
+        dropout: float,
+        norm: str | None = None,
+        doubled_residual: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
         has_feed_forward = feed_forward_width > 0 and not mixer.replaces_feed_forward
         self.mixer_norm = NORMS[norm](dim)
         self.mixer = mixer
-        self.feed_forward_norm = NORMS[norm](dim) if has_feed_forward else None
-        self.feed_forward = FeedForward(dim, feed_forward_width) if has_feed_forward else None
+        self.feed_forward_norm = NORMS[norm](dim) if has_feed_forward or doubled_residual else None
+        self.feed_forward: nn.Module | None = nn.Identity() if doubled_residual else None
+        if has_feed_forward:
+            self.feed_forward = FeedForward(dim, feed_forward_width)
 
     def forward(
         self, x_BTD: Tensor, state: State | None = None, dropout_B: Tensor | None = None
@@ -92,6 +103,8 @@ class LanguageModel(nn.Module):
         dropout: share of elements dropped in forward passes with keys of rows.
         norm: of the residual stream, see NORMS.
         untied: the logits have weights of their own, not the embedding's.
+        dropout_of: "embedding": nothing else is dropped from; None: the branches too.
+        doubled_residual: see Block.
     """
 
     def __init__(
@@ -104,11 +117,15 @@ class LanguageModel(nn.Module):
         dropout: float = 0.0,
         norm: str | None = None,
         untied: bool = False,
+        dropout_of: str | None = None,
+        doubled_residual: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        of_branches = dropout if dropout_of is None else 0.0
         self.embedding = Embedding(vocabulary_size, dim)
-        self.blocks = nn.ModuleList(Block(mixer, dim, feed_forward_width, dropout, norm) for mixer in mixers)
+        shape = (dim, feed_forward_width, of_branches, norm, doubled_residual)
+        self.blocks = nn.ModuleList(Block(mixer, *shape) for mixer in mixers)
         self.norm = NORMS[norm](dim)
         self.head = Embedding(vocabulary_size, dim) if untied else None
         self.feed_forward_width = feed_forward_width

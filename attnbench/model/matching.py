@@ -186,7 +186,8 @@ def _reference_size(
     # Softmax's counts do not depend on heads; one head fits every width.
     [mixer] = build_layers([REFERENCE], replace(model, head_width=model.dim, num_layers=1))
     with torch.device("meta"):
-        block, norm = Block(mixer, model.dim, model.feed_forward_width, 0.0, model.norm), NORMS[model.norm](model.dim)
+        block = Block(mixer, model.dim, model.feed_forward_width, 0.0, model.norm, model.doubled_residual)
+        norm = NORMS[model.norm](model.dim)
     of_logits, flops_of_block = vocabulary_size * model.dim, block.forward_flops(seq_len)
     assert flops_of_block is not None, "softmax counts its operations"
     flops = model.num_layers * flops_of_block + 2 * of_logits * (seq_len if num_logits is None else num_logits)

@@ -58,6 +58,10 @@ class ModelSettings:
     """Norm of the residual stream; None: RMS norm."""
     untied: bool = False
     """The logits have weights of their own, not those of the embedding."""
+    dropout_of: str | None = setting(None, choices=("embedding",))
+    """What `dropout` drops from; None: the embedding and every branch."""
+    doubled_residual: bool = False
+    """A block without feed-forward ends with x + norm(x)."""
 
 
 TOKENIZERS = ("characters", "bytes", "bpe")

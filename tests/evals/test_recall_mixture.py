@@ -119,8 +119,9 @@ def jobs_in(folder, **options):
     return [job.at(1e-2, seed) for seed in (0, 1)]
 
 
-def test_a_stack_trains_a_mixture_as_each_alone(tmp_path):
-    stacked, alone = jobs_in(tmp_path / "stacked"), jobs_in(tmp_path / "alone")
+@pytest.mark.parametrize("dropout", [None, 0.1])
+def test_a_stack_trains_a_mixture_as_each_alone(dropout, tmp_path):
+    stacked, alone = (jobs_in(tmp_path / name, embedding_dropout=dropout) for name in ("stacked", "alone"))
     run_stack(stacked, shares_device=False)
     for job in alone:
         run_jobs([job])

@@ -33,7 +33,7 @@ from attnbench.training import checkpoint, learning_rate, run
 from attnbench.training.hooks import Checkpoints
 from attnbench.training.learning_rate import learning_rates
 from attnbench.training.log import read_metrics
-from attnbench.training.step import loss_and_gradients
+from attnbench.training.step import batch_nats, loss_and_gradients
 from attnbench.verdict.axes import PER_RUN
 
 CLOCKS = ("seconds", "tokens_per_second", "generator_tokens_per_second")
@@ -224,15 +224,16 @@ class StoppedError(Exception):
     """What ends a process at once, in these tests."""
 
 
-@pytest.mark.parametrize("attn", ["softmax", "gated_deltanet"])
-def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("attn", "dropout"), [("softmax", None), ("gated_deltanet", None), ("softmax", 0.2)])
+def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, dropout, tmp_path, monkeypatch):
     # Solved at step 6, from where the rate falls over steps that none is left out of.
     with_few_steps(monkeypatch, check_steps=3, decay_steps=6)
     monkeypatch.setattr(solving, "SOLVED", 0.0)
-    whole = probe_settings(tmp_path / "whole", attn=attn, copy_num_steps=20)
+    given = {"attn": attn, "copy_num_steps": 20, "copy_embedding_dropout": dropout}
+    whole = probe_settings(tmp_path / "whole", **given)
     expected = numbers(rows(whole))
     assert steps(prepared(whole))[-1]["step"] == 12
-    settings = probe_settings(tmp_path / "cut", attn=attn, copy_num_steps=20)
+    settings = probe_settings(tmp_path / "cut", **given)
     own = prepared(settings)
 
     def stopping(step: int, how: str):
@@ -545,6 +546,36 @@ def test_the_model_of_a_probe_has_another_norm_and_logits_of_their_own(tmp_path)
     model = own.build()
     _, gradients = loss_and_gradients(model, own.batches(0), None, "float32")
     assert gradients.keys() == dict(model.named_parameters()).keys() >= {"head.weight", "norm.bias"}
+
+
+def test_dropout_of_the_embedding_is_a_function_of_seed_and_step(tmp_path):
+    usual, own = (prepared(probe_settings(tmp_path, copy_embedding_dropout=share)) for share in (None, 0.25))
+    options = own.row_settings()[EVALUATION_OPTIONS]
+    assert (options["dropout"], options["dropout_of"]) == (0.25, "embedding")
+    assert not {"dropout", "dropout_of", "embedding_dropout"} & usual.row_settings()[EVALUATION_OPTIONS].keys()
+    assert own.config_hash != usual.config_hash
+    other = own.at(1e-2, 1)
+    for job in (usual, own, other):
+        job.load_data()
+    assert usual.batches(3).dropout_B is None
+    first: Any = own.batches(3).dropout_B
+    assert len(first) == own.task.batch_size
+    assert torch.equal(own.batches(3).dropout_B, first)
+    assert all(not torch.equal(batch.dropout_B, first) for batch in (own.batches(4), other.batches(3)))
+    # Every training batch differs from the usual one, validation and test data do not.
+    model, batch = own.build(), own.batches(0)
+    with_keys, without = (batch_nats(model, batch.wide()._replace(dropout_B=keys)) for keys in (first, None))
+    assert with_keys != without
+    assert torch.equal(without, batch_nats(usual.build(), usual.batches(0).wide()))
+
+
+def test_a_doubled_residual_is_told_by_rows_and_hash_and_needs_a_model_without_feed_forward(tmp_path):
+    usual, own = (prepared(probe_settings(tmp_path, copy_doubled_residual=on)) for on in (False, True))
+    assert own.config_hash != usual.config_hash
+    assert own.row_settings()[EVALUATION_OPTIONS]["doubled_residual"] is True
+    assert "doubled_residual" not in usual.row_settings()[EVALUATION_OPTIONS]
+    with pytest.raises(UserError, match=r"doubled_residual=true: needs models without, .*feed_forward_width=0"):
+        prepared(probe_settings(tmp_path, copy_doubled_residual=True, copy_feed_forward_width=8))
 
 
 def test_a_published_threshold_ends_a_training_of_fixed_steps(tmp_path, monkeypatch):

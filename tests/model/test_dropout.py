@@ -154,6 +154,20 @@ def test_every_branch_of_every_layer_and_the_embedding_are_dropped_from(monkeypa
     assert seen == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
 
 
+def test_dropout_of_the_embedding_leaves_the_branches(monkeypatch):
+    batch, seen = batch_at(0), []
+    size = replace(MODEL, dropout=SHARE, dropout_of="embedding")
+    model = build_model([mixer_settings("softmax")] * 2, size, vocabulary_size=len(VOCABULARY), seed=0)
+    monkeypatch.setattr(
+        "attnbench.model.language_model.drop",
+        lambda x, share, keys, branch: (seen.append((share, branch)), drop(x, share, keys, branch))[1],
+    )
+    batch_nats(model, batch)
+    assert [branch for share, branch in seen if share] == [0]
+    with pytest.raises(ValueError, match=r"dropout=0.3: the batch has no keys"):
+        loss_and_gradients(model, Batch(*batch[:2]), None, "float32")
+
+
 def test_compiled_steps_drop_the_same(monkeypatch):
     plain, batch = dropping(), batch_at(1)
     graphs = watch_compiler(monkeypatch, run=lambda graph, inputs: graph.forward)

@@ -72,6 +72,28 @@ def test_a_layer_norm_and_logits_of_their_own_are_counted_and_used():
     assert hashed_model(changed, None) != hashed_model(MODEL, None)
 
 
+def test_with_a_doubled_residual_a_block_ends_with_its_stream_and_its_norm():
+    changed = dataclasses.replace(MODEL, feed_forward_width=0, doubled_residual=True, norm="layer")
+    model = build_model([mixer_settings("softmax")] * 2, changed, vocabulary_size=9, seed=0)
+    given = {"match": "none", "vocabulary_size": 9, "seq_len": 21}
+    matched = match_model([mixer_settings("softmax")] * 2, changed, **given)
+    assert matched.parameters == matched.reference_parameters == model.num_parameters()
+    x_BTD = torch.randn(2, 3, MODEL.dim, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    block = model.layers[0]
+    mixed_BTD = x_BTD + block.mixer(block.mixer_norm(x_BTD))[0]
+    norm: nn.Module = block.feed_forward_norm  # pyright: ignore[reportAssignmentType]
+    torch.testing.assert_close(block(x_BTD)[0], mixed_BTD + norm(mixed_BTD))
+    state = block.mixer.init_state(2, 3, x_BTD.dtype)
+    steps = [block.step(x_BD, state)[0] for x_BD in x_BTD.unbind(1)]
+    torch.testing.assert_close(torch.stack(steps, 1), block(x_BTD)[0])
+    fed = dataclasses.replace(changed, feed_forward_width=24)
+    blocks = [
+        build_meta([mixer_settings("softmax")] * 2, size, vocabulary_size=9)
+        for size in (fed, dataclasses.replace(fed, doubled_residual=False))
+    ]
+    assert blocks[0].num_parameters() == blocks[1].num_parameters()
+
+
 def test_parts_of_equal_name_and_shape_start_equal_across_mixers_and_options():
     plain, gated, other_seed = small_model(), small_model(output_gate="silu"), small_model(seed=1)
     weights = dict(gated.named_parameters())

@@ -22,6 +22,7 @@ from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.mixers.base import Mixer
 from attnbench.model.building import build_model, function_of
+from attnbench.model.dropout import row_keys
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import Matched
 from attnbench.model.stored import ModelRecord
@@ -44,6 +45,9 @@ from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch
 
 log = logging.getLogger(__name__)
+
+NAMED_IF_SET = ("length_buckets", "stop_at", "norm", "untied", "dropout", "dropout_of", "doubled_residual")
+"""Options that rows name only where they have a value."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -187,8 +191,8 @@ class ProbeJob(TrainedJob):
         """The task's axes, the rate, the mixer as it was built, and all other settings."""
         # Before matching: rows name the width that was asked for.
         of_task = {**self.task.content(), **self.task.training, **asdict(self.task.model)}
-        elsewhere = ["settings", "mixer_options", "name", "parameters", "dropout"]
-        elsewhere += [name for name in ("length_buckets", "stop_at", "norm", "untied") if not getattr(self.task, name)]
+        elsewhere = ["settings", "mixer_options", "name", "parameters"]
+        elsewhere += [name for name in NAMED_IF_SET if not of_task.get(name)]
         return {
             **self.task.settings,
             "learning_rate": self.train.learning_rate,
@@ -290,10 +294,17 @@ class ProbeJob(TrainedJob):
 
     def batches(self, step: int) -> Batch:
         assert self.sequences is not None
-        return self.sequences.batch(step)
+        return self._with_keys(self.sequences.batch(step), step)
 
     def trial_batch(self) -> Batch:
-        return self.task.sequences("train", 0, 0, self.task.batch_size, self.device)
+        return self._with_keys(self.task.sequences("train", 0, 0, self.task.batch_size, self.device), 0)
+
+    def _with_keys(self, batch: Batch, step: int) -> Batch:
+        """Return a batch with the keys of its dropout masks, if there is dropout."""
+        if not self.task.embedding_dropout:
+            return batch
+        row_B = torch.arange(len(batch.tokens_BT), device=self.device)
+        return batch._replace(dropout_B=row_keys(self.settings.seed, step, row_B))
 
     def measure(self, state: TrainState) -> dict[str, Any]:
         return {"selection": (self.look or self.selection)(state)}

@@ -18,8 +18,8 @@ demo: $(STAMP) ## four mixers through all six evaluations on this machine's CPU,
 picture: $(STAMP) ## the README's picture, from the report of make demo, by a headless Chromium
 	$(BIN)/python tools/picture.py
 
-findings: $(STAMP) ## four published claims that a CPU decides, ten seeds each, and a page (minutes)
-	$(BIN)/attnbench findings parity conv_recall nope_copy induction device=cpu num_workers=2
+findings: $(STAMP) ## two published claims that a CPU decides, ten seeds each, and a page (minutes)
+	$(BIN)/attnbench findings conv_recall nope_copy device=cpu plan.num_workers=2
 
 doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute or two)
 	$(BIN)/attnbench doctor

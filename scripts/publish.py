@@ -21,7 +21,7 @@ def main() -> None:
     # Imported here: torch takes seconds to load, and a Ctrl-C meanwhile is one line too.
     from attnbench.bench.page import is_bench, write_page
     from attnbench.cli.reading_names import every_finding
-    from attnbench.comparison.findings import FINDINGS
+    from attnbench.comparison.findings import DECISIONS
     from attnbench.comparison.publish import publish_comparison, publish_findings, publish_runs
     from attnbench.results.page import check_target
 
@@ -30,7 +30,7 @@ def main() -> None:
     if is_bench(first):
         _refuse_command(given, "a run of a bench")
         write_page(given.runs, given.target, **about)
-    elif (first / FINDINGS).exists():
+    elif (first / DECISIONS).exists():
         _refuse_others(given, "findings")
         publish_findings(first, given.target, every_finding(), **about)
     elif (first / "comparison.json").exists():

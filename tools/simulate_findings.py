@@ -1,110 +1,118 @@
-"""Power of findings by simulation, as a Markdown table: `python tools/simulate_findings.py [name ...]`.
+"""Error and power of the tests of claims, by simulation, as Markdown tables: `python tools/simulate_findings.py`.
 
-Each variant's scores are drawn about the mean and with the spread that its yaml assumes, normal and cut to the metric's
-range; the tests are those of attnbench/verdict. Findings whose yaml assumes no scores are left out.
+The first table is of shares: each seed learns the task with the true share, and scores 1 or 0. The others are of scores
+about a mean, with a spread of 1: normal, with three times the spread on one side, with two peaks, and with one seed in
+twelve that fails, four spreads below the others.
 """
 
 import argparse
-import json
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
-import yaml
-from omegaconf import OmegaConf
 
-from attnbench.cli.compose import CONF
-from attnbench.results.rows import Measurement, ResultRow
-from attnbench.settings.finding import RANGES, ContrastSettings, FindingSettings, read_finding
-from attnbench.verdict.bounds import PASS
-from attnbench.verdict.claims import decide, variant_at
+from attnbench.verdict import contrasts
+from attnbench.verdict.contrasts import HOLDS, LEVEL, OPPOSITE, Found
+from attnbench.verdict.permutation import permutation_p_value
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from small import identity_of
+SHARES = [round(0.1 * tenth, 1) for tenth in range(11)]
 
-NUM_SEEDS = 10
+Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
-def findings() -> list[FindingSettings]:
-    """Read all yamls of conf/finding."""
-    values: dict[str, Any] = {
-        path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted((CONF / "finding").glob("*.yaml"))
-    }
-    return [read_finding(name, given) for name, given in values.items()]
+def normal(rng: np.random.Generator, num: int) -> np.ndarray:
+    return rng.normal(size=num)
 
 
-def power(finding: FindingSettings, num_draws: int, num_seeds: int = NUM_SEEDS) -> float:
-    """Share of draws that PASS, if the scores are as the yaml assumes."""
-    assert finding.power is not None
-    rng, seeds = np.random.default_rng(0), range(num_seeds)
-    passed = 0
-    for _ in range(num_draws):
-        drawn = {key: rng.normal(mean, spread, num_seeds) for key, (mean, spread) in finding.power.scores.items()}
-        # A score that two contrasts are about is one row.
-        rows = {
-            json.dumps([variant, metric, settings, seed]): _row(variant, metric, settings, seed, float(value))
-            for contrast in finding.contrasts
-            for variant, metric, settings, values in _scores(finding, contrast, drawn)
-            for seed, value in zip(seeds, values, strict=True)
-        }
-        passed += decide(finding, rows.values(), seeds).verdict == PASS
-    return passed / num_draws
+def wide(rng: np.random.Generator, num: int) -> np.ndarray:
+    return rng.normal(scale=3, size=num)
 
 
-Score = tuple[str, str, dict[str, Any], np.ndarray]
-"""Variant, metric, settings, and a value a seed."""
+def two_peaked(rng: np.random.Generator, num: int) -> np.ndarray:
+    """Half of the seeds around -1, half around 1."""
+    return rng.choice([-0.98, 0.98], size=num) + rng.normal(scale=0.2, size=num)
 
 
-def _scores(finding: FindingSettings, contrast: ContrastSettings, drawn: Mapping[str, np.ndarray]) -> Iterator[Score]:
-    """Yield the scores that a contrast is about, from what the yaml assumes under the name of the variant, of the
-    variant and the metric, of the variant at a rate, or, as pairs that its state holds, of the variant and a width."""
-    low, high = RANGES.get(contrast.metric, (-np.inf, np.inf))
-    if contrast.evaluation is not None:
-        contrast = replace(contrast, settings={**contrast.settings, "of": contrast.evaluation})
-    for name in contrast.variants:
-        if contrast.kind == "correlation":
-            yield from _held(finding, contrast, {key: it for key, it in drawn.items() if key.startswith(f"{name}, ")})
-            continue
-        rates = finding.variants[name].rates or {"": [0.0]}
-        for variant in {variant_at(name, {probe: rate}, finding) for probe, grid in rates.items() for rate in grid}:
-            values = drawn.get(f"{variant} {contrast.metric}", drawn.get(variant))
-            assert values is not None, variant
-            yield variant, contrast.metric, contrast.settings, np.clip(values, low, high)
+def failing(rng: np.random.Generator, num: int) -> np.ndarray:
+    """One seed in twelve fails; the mean is 0."""
+    return rng.normal(size=num) - 4 * (rng.random(num) < 1 / 12) + 4 / 12
 
 
-def _held(finding: FindingSettings, contrast: ContrastSettings, drawn: Mapping[str, np.ndarray]) -> Iterator[Score]:
-    """Yield accuracies of models of several widths that recall as many pairs as their state holds, and its size."""
-    [cells] = [word.partition("=")[2] for word in finding.overrides if word.startswith("eval.recall.cells=")]
-    for key, pairs in drawn.items():
-        name, _, width = key.partition(", width ")
-        settings = {"width": int(width)}
-        yield name, "state_bytes", settings, np.full(len(pairs), int(width) ** 2)
-        for _, load in yaml.safe_load(cells):
-            values = np.clip(pairs / load, 0, 1)
-            yield name, contrast.metric, {**contrast.settings, **settings, "num_pairs": load}, values
+SCORES: dict[str, tuple[Draw, Draw]] = {
+    "normal": (normal, normal),
+    "three times the spread": (wide, normal),
+    "two peaks": (two_peaked, two_peaked),
+    "one failing in twelve": (failing, failing),
+}
+"""Scores of the first and of the second variant; the first is also the one whose value is published."""
 
 
-def _row(variant: str, metric: str, settings: dict[str, Any], seed: int, value: float) -> ResultRow:
-    axes = {name: value for name, value in settings.items() if name != "of"}
-    identity = replace(identity_of(), variant=variant, seed=seed)
-    if "of" in settings:
-        identity = replace(identity, evaluation=settings["of"])
-    return ResultRow(identity=identity, measurement=Measurement(metric=metric, value=value, unit="", settings=axes))
+@cache
+def share(kind: str, first: int, second: int, num: int) -> Found:
+    """What a contrast finds where so many of `num` seeds have learned the task."""
+    scores = [[1.0] * count + [0.0] * (num - count) for count in (first, second)]
+    if kind == "difference":
+        return contrasts.difference(*scores, 0.5)
+    if kind == "best_of":
+        return contrasts.best_of(scores[0], 0.5, 3)
+    return contrasts.existence(scores[0], 0.5, claimed=kind == "existence")
+
+
+def shares(kind: str, first: float, second: float, num: int, num_draws: int) -> dict[str, float]:
+    """Shares of draws in which a contrast of solved seeds holds, and in which its opposite does."""
+    rng = np.random.default_rng(0)
+    found = [share(kind, *map(int, rng.binomial(num, [first, second])), num) for _ in range(num_draws)]
+    holds = [it.outcome == HOLDS if it.p_value is None else it.p_value <= LEVEL for it in found]
+    opposite = [it.outcome == OPPOSITE if it.opposite_p_value is None else it.opposite_p_value <= LEVEL for it in found]
+    return {HOLDS: float(np.mean(holds)), OPPOSITE: float(np.mean(opposite))}
+
+
+def order(kind: str, effect: float, num: int, num_draws: int) -> float:
+    """Share of draws in which an order is significant; the means differ by so many spreads."""
+    rng, (first, second) = np.random.default_rng(0), SCORES[kind]
+    drawn = ((first(rng, num) + effect, second(rng, num)) for _ in range(num_draws))
+    return float(np.mean([permutation_p_value(*pair) <= LEVEL for pair in drawn]))
+
+
+def value(kind: str, gap: float, margin: float, num: int, num_draws: int) -> float:
+    """Share of draws in which a value holds; the mean is so many margins from the published one."""
+    rng, (first, _) = np.random.default_rng(0), SCORES[kind]
+    drawn = (contrasts.value(first(rng, num).tolist(), gap * margin, margin) for _ in range(num_draws))
+    return float(np.mean([it.outcome == HOLDS for it in drawn]))
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--draws", type=int, default=1000)
-    given = parser.parse_args()
-    print("| finding | power with 10 seeds |\n| --- | --: |")
-    for finding in findings():
-        if finding.power is not None and (not given.names or finding.name in given.names):
-            print(f"| {finding.name} | {power(finding, given.draws):.3f} |", flush=True)
+    parser.add_argument("--draws", type=int, default=2000)
+    draws = parser.parse_args().draws
+    table(
+        ["true share", "existence, 5 seeds", "10 seeds", "20 seeds", "claimed none, 10 seeds: holds", "contradicted",
+         "difference from 0, 5 seeds", "10 seeds", "20 seeds", "from an equal share, 10 seeds", "best of 3, 10 seeds"],
+        [[it, *(shares("existence", it, 0, num, draws)[HOLDS] for num in (5, 10, 20)),
+          *shares("none", it, 0, 10, draws).values(),
+          *(shares("difference", it, 0, num, draws)[HOLDS] for num in (5, 10, 20)),
+          shares("difference", it, it, 10, draws)[HOLDS], shares("best_of", it, 0, 10, draws)[HOLDS]]
+         for it in SHARES],
+    )  # fmt: skip
+    effects = (0, 1, 2, 3)
+    table(
+        ["scores", *(f"order, {num} seeds, {effect} spreads" for num in (5, 8) for effect in effects)],
+        [[name, *(order(name, effect, num, draws) for num in (5, 8) for effect in effects)] for name in SCORES],
+    )
+    gaps = (0, 1, 2, 3)
+    table(
+        ["scores", *(f"value, {num} seeds, {gap} margins off" for num in (5, 10) for gap in gaps)],
+        [[name, *(value(name, gap, 1, num, draws) for num in (5, 10) for gap in gaps)] for name in SCORES],
+    )
+
+
+def table(headers: Sequence[str], lines: Sequence[Sequence[float | str]]) -> None:
+    """Print a table of Markdown and an empty line."""
+    print(f"| {' | '.join(headers)} |\n|{' --: |' * len(headers)}")
+    for name, *numbers in lines:
+        print(f"| {name} | {' | '.join(f'{float(number):.2f}' for number in numbers)} |")
+    print(flush=True)
 
 
 if __name__ == "__main__":

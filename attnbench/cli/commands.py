@@ -52,7 +52,7 @@ def _print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
 
 
 def findings() -> None:
-    """Test published claims at small scale."""
+    """Replicate published claims."""
     from attnbench.cli.compose import compose
     from attnbench.cli.launch import launch
     from attnbench.cli.reading_names import named_words, read_findings

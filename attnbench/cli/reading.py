@@ -29,6 +29,7 @@ from attnbench.settings.schema import (
     EvaluationSettings,
     ExportSettings,
     GenerationSettings,
+    PlanSettings,
     RunSettings,
 )
 from attnbench.settings.untrusted import MAX_YAML_BYTES, parse_yaml, read_bounded
@@ -57,51 +58,55 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
 
 def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings:
     """Check the configuration of attnbench compare, without its variants' command lines."""
-    values = plain(config, hydra_config)
-    plan = values.get("plan")
-    if isinstance(plan, dict):
-        for word in hydra_config.overrides.task:
-            if re.fullmatch(r"\++plan\.(variants|factors)\.[^=]*=(null)?", word):
-                raise UserError(f"{word}: adds nothing; {word.lstrip('+')} takes one out")
-        # A command line sets to null what it removes.
-        kept = {
-            name: {key: words for key, words in plan[name].items() if words is not None}
-            for name in ("variants", "factors")
-            if isinstance(plan.get(name), dict)
-        }
-        recipe = plan.pop("recipe", None)
-        if recipe is not None and not isinstance(recipe, str):
-            raise UserError(f"plan.recipe={recipe}: must be the name of a recipe, or null")
-        if recipe is not None and isinstance(plan.get("overrides"), list):
-            check_value("plan.overrides", plan["overrides"], kind=list[str])
-            # First, as of several words the last counts.
-            plan["overrides"] = [f"recipe={recipe}", *plan["overrides"]]
-        folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
-        listed = {
-            name: _without_lists(plan[name], folders) for name in ("evaluations", "only", "tested") if name in plan
-        }
-        values["plan"] = {"name": Path(hydra_config.runtime.choices["plan"]).name, **plan, **kept, **listed}
-        if plan.get("seeds") == "auto":
-            words = [word for word in hydra_config.overrides.task if setting_of(word) == "plan.probe_seeds"]
-            if words:
-                raise UserError(f"{words[0]} with plan.seeds=auto: auto gives the seeds of probes too")
-            seeds = list(range(max(LOOKS)))
-            values["plan"] |= {"seeds": seeds, "probe_seeds": seeds, "in_looks": True}
-        if plan.get("stack") == "auto":
-            values["plan"]["stack"] = None
+    values, plan = plain(config, hydra_config), {}
+    if isinstance(values.get("plan"), dict):
+        name = Path(hydra_config.runtime.choices["plan"]).name
+        plan = {"plan": read_plan(name, values.pop("plan"), hydra_config)}
     files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
-    settings = read_plain(ComparisonSettings, values, **files, command=typed("compare", hydra_config))
-    plan = settings.plan
-    if plan.factors:
-        check_value("plan.variants", plan.variants, distinct=True)
-        settings.plan = replace(plan, variants=expand(plan.variants, plan.factors, plan.fraction))
-        check(settings.plan, "plan.")
-    check_plan(settings.plan)
+    settings = read_plain(ComparisonSettings, values, **plan, **files, command=typed("compare", hydra_config))
     if settings.freeze and (settings.exported is not None or settings.plan.dry_run):
         other = "plan.dry_run=true" if settings.plan.dry_run else f"export={settings.exported}"
         raise UserError(f"freeze=true with {other}: do one after the other")
     check_launcher(settings)
     check_outputs_dir(settings.outputs_dir)
+    return settings
+
+
+def read_plan(name: str, plan: dict[str, Any], hydra_config: Any) -> PlanSettings:
+    """Check a plan, without its variants' command lines."""
+    words = hydra_config.overrides.task
+    for word in words:
+        if re.fullmatch(r"\++plan\.(variants|factors)\.[^=]*=(null)?", word):
+            raise UserError(f"{word}: adds nothing; {word.lstrip('+')} takes one out")
+    # A command line sets to null what it removes.
+    kept = {
+        name: {key: words for key, words in plan[name].items() if words is not None}
+        for name in ("variants", "factors")
+        if isinstance(plan.get(name), dict)
+    }
+    recipe = plan.pop("recipe", None)
+    if recipe is not None and not isinstance(recipe, str):
+        raise UserError(f"plan.recipe={recipe}: must be the name of a recipe, or null")
+    if recipe is not None and isinstance(plan.get("overrides"), list):
+        check_value("plan.overrides", plan["overrides"], kind=list[str])
+        # First, as of several words the last counts.
+        plan["overrides"] = [f"recipe={recipe}", *plan["overrides"]]
+    folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+    listed = {name: _without_lists(plan[name], folders) for name in ("evaluations", "only", "tested") if name in plan}
+    values = {"name": name, **plan, **kept, **listed}
+    if plan.get("seeds") == "auto":
+        if given := [word for word in words if setting_of(word) == "plan.probe_seeds"]:
+            raise UserError(f"{given[0]} with plan.seeds=auto: auto gives the seeds of probes too")
+        seeds = list(range(max(LOOKS)))
+        values |= {"seeds": seeds, "probe_seeds": seeds, "in_looks": True}
+    if plan.get("stack") == "auto":
+        values["stack"] = None
+    settings = read(PlanSettings, values, "plan")
+    if settings.factors:
+        check_value("plan.variants", settings.variants, distinct=True)
+        settings = replace(settings, variants=expand(settings.variants, settings.factors, settings.fraction))
+        check(settings, "plan.")
+    check_plan(settings)
     return settings
 
 

@@ -6,14 +6,21 @@ from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from attnbench.cli.plain import plain, typed
-from attnbench.settings.check import check_outputs_dir, read
+from attnbench.cli.reading import read_plan
+from attnbench.settings.check import check_outputs_dir, check_value, read, setting_of
 from attnbench.settings.combinations import check_runs
 from attnbench.settings.errors import UserError, did_you_mean
-from attnbench.settings.finding import FindingSettings, FindingsSettings, read_finding
-from attnbench.settings.schema import CONF, RunsSettings
+from attnbench.settings.schema import (
+    CONF,
+    FINDINGS,
+    ComparisonSettings,
+    LoggerSettings,
+    PlanSettings,
+    RunsSettings,
+)
 
 TAKING_A_WORD = ("--config-path", "--config-name", "--config-dir", "--package", "--cfg", "--info")
 """Options of Hydra that take the next word; Hydra accepts any beginning of their names."""
@@ -33,50 +40,57 @@ def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
     return [*others, f"{setting}=[{','.join(names)}]"] if names else others
 
 
-def read_findings(config: DictConfig, hydra_config: Any) -> tuple[FindingsSettings, list[FindingSettings]]:
-    """Check the configuration of attnbench findings; return it and the findings that it asks for."""
-    values = plain(config, hydra_config)
+def read_findings(config: DictConfig, hydra_config: Any) -> list[ComparisonSettings]:
+    """Check the configuration of attnbench findings; return the settings of each finding that it asks for."""
+    values, known = plain(config, hydra_config), _known_findings()
     chosen = hydra_config.runtime.choices.get("finding")
     if chosen is not None:
         raise UserError(f"finding={chosen}: findings are named as plain words, {chosen}, or by names=[{chosen}]")
-    if values.get("stack") == "auto":
-        values["stack"] = None
-    files = {"exported": values.pop("export", None), "imported": values.pop("import", None)}
-    settings = read(FindingsSettings, {**values, **files}, given={"command": typed("findings", hydra_config)})
-    for name, folder in (("export", settings.exported), ("import", settings.imported)):
-        if folder == "":
-            raise UserError(f"{name}='': name a folder")
-        if folder is not None and settings.freeze:
-            raise UserError(f"freeze=true with {name}={folder}: do one after the other")
-    if settings.exported is not None and settings.imported is not None:
-        raise UserError(f"export={settings.exported} with import={settings.imported}: do one after the other")
-    if settings.imported is not None and not Path(settings.imported).is_dir():
-        raise UserError(f"import={settings.imported}: no such folder; export={settings.imported} writes one")
-    if settings.names and settings.full:
-        raise UserError(f"full=true with names={settings.names}: full runs all there are; give one of them")
-    check_outputs_dir(settings.outputs_dir)
-    known = _known_findings()
-    for name in settings.names or []:
+    names = values["names"]
+    check_value("names", names, kind=list[str], distinct=True)
+    for name in names or []:
         if name not in known:
             raise UserError(f"names: {name} is no finding{did_you_mean(name, known)}; there are {', '.join(known)}")
-    findings = [_finding(name) for name in settings.names or known]
-    return settings, [it for it in findings if settings.names or settings.full or it.core]
+    words = [word for word in hydra_config.overrides.task if setting_of(word) != "names"]
+    command = typed("findings", hydra_config)
+    settings = [_finding(name, words, command) for name in names or known]
+    exported, imported, is_frozen = settings[0].exported, settings[0].imported, settings[0].freeze
+    for name, folder in (("export", exported), ("import", imported)):
+        if folder == "":
+            raise UserError(f"{name}='': name a folder")
+        if folder is not None and is_frozen:
+            raise UserError(f"freeze=true with {name}={folder}: do one after the other")
+    if exported is not None and imported is not None:
+        raise UserError(f"export={exported} with import={imported}: do one after the other")
+    if imported is not None and not Path(imported).is_dir():
+        raise UserError(f"import={imported}: no such folder; export={imported} writes one")
+    return settings
 
 
-def every_finding() -> list[FindingSettings]:
+def every_finding() -> list[PlanSettings]:
     """Read every yaml of conf/finding, outside of a job."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return [_finding(name) for name in _known_findings()]
+        return [_finding(name).plan for name in _known_findings()]
 
 
 def _known_findings() -> list[str]:
     return sorted(GlobalHydra.instance().config_loader().get_group_options("finding"))
 
 
-def _finding(name: str) -> FindingSettings:
-    config = hydra.compose("findings", [f"finding={name}"])
-    values: Any = OmegaConf.to_container(config.finding, resolve=True, throw_on_missing=True)
-    return read_finding(Path(name).name, values)
+def _finding(name: str, words: Sequence[str] = (), command: str = "") -> ComparisonSettings:
+    """Read the settings of a finding, a plan with a claim."""
+    config = hydra.compose("findings", [f"finding={name}", *words], return_hydra_config=True)
+    values = plain(config, config.hydra)
+    plan = read_plan(Path(name).name, values.pop("plan"), config.hydra)
+    if plan.claim is None:
+        raise UserError(f"finding/{name}.yaml: a finding has a claim")
+    check_outputs_dir(values["outputs_dir"])
+    values |= {"exported": values.pop("export"), "imported": values.pop("import")}
+    values |= {"outputs_dir": str(Path(values["outputs_dir"]) / FINDINGS)}
+    del values["names"]
+    return read(
+        ComparisonSettings, values, given={"plan": plan, "logger": LoggerSettings(mode="none"), "command": command}
+    )
 
 
 def names_as_texts(words: Sequence[str]) -> list[str]:

@@ -146,11 +146,11 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     ):
         try:
             execute = partial(_execute, comparison, progress, idle, num_timed=len(timed))
-            driver.run(comparison.programs(found), execute)
-            while settings.plan.in_looks and look_again(comparison, driver):
+            goes_on = comparison.carry_out(driver, found, execute)
+            while goes_on and settings.plan.in_looks and look_again(comparison, driver):
                 driver.run(comparison.programs(found), execute)
             is_over = True
-            driver.run([ask_for(comparison.timed)], partial(execute, is_timed=True))
+            driver.run([ask_for(comparison.timed if goes_on else [])], partial(execute, is_timed=True))
         finally:
             # Also after an interruption, so that there is a report.
             comparison.settle(*comparison.recorded(driver.answers))

@@ -1,10 +1,10 @@
-"""Findings: each is run as a plan, then decided and written."""
+"""Findings: plans with a published claim. Each is carried out as a plan, then decided and written."""
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from itertools import product, starmap
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,154 +18,97 @@ from attnbench.machine.device import resolve_device
 from attnbench.results.files import replace_file
 from attnbench.results.folder import holding
 from attnbench.results.row_files import read_results
-from attnbench.results.rows import TRAINING, ResultRow
-from attnbench.settings.combinations import check_plan
+from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import without_paths
-from attnbench.settings.finding import FindingSettings, FindingsSettings
-from attnbench.settings.schema import ComparisonSettings, LoggerSettings, PlanSettings
-from attnbench.verdict.bounds import NOT_RUN
-from attnbench.verdict.claims import Decision, decide, variant_at
+from attnbench.settings.schema import ComparisonSettings
+from attnbench.verdict.claims import NOT_RUN, Decision, decide
 
 log = logging.getLogger(__name__)
 
-TABLE = "findings"
-"""Name under which docs/results/SEEDS books the seeds of all findings, and of their folder under outputs/."""
-
-FINDINGS = "findings.json"
-"""Verdicts and figures, in that folder."""
+DECISIONS = "findings.json"
+"""Words and figures, in outputs/findings."""
 
 
-def run_findings(settings: FindingsSettings, findings: Sequence[FindingSettings], compose: Compose) -> Path:
+def run_findings(settings: Sequence[ComparisonSettings], compose: Compose) -> Path:
     """Decide findings, print a line each, and write findings.json and the page; return their folder.
 
+    Args:
+        settings: of each finding; alike but for the plan.
+
     Raises:
-        UserError: a named finding cannot run here, or was changed after it was frozen; or an import or export fails.
+        UserError: none of them can run here, or one was changed after it was frozen; or an import or export fails.
     """
-    folder = Path(settings.outputs_dir) / TABLE
-    if settings.exported is not None:
-        _export(folder, Path(settings.exported), [finding.name for finding in findings])
+    first = settings[0]
+    folder = Path(first.outputs_dir)
+    if first.exported is not None:
+        _export(folder, Path(first.exported), [one.plan.name for one in settings])
         return folder
-    imported = {finding.name: _carried(settings, finding) for finding in findings}
-    if settings.imported is not None and not any(imported.values()):
-        raise UserError(f"import={settings.imported}: has the runs of none of these findings: {', '.join(imported)}")
-    ready = {finding.name: _ready(settings, finding, compose) for finding in findings}
-    obstacles = {name: it for name, it in ready.items() if isinstance(it, str)}
-    if settings.names and obstacles:
-        name, reason = next(iter(obstacles.items()))
-        raise UserError(f"{name}: {reason}")
+    carried = [_carried(one) for one in settings]
+    if first.imported is not None and not any(carried):
+        names = ", ".join(one.plan.name for one in settings)
+        raise UserError(f"import={first.imported}: has the runs of none of these findings: {names}")
+    ready = [_ready(one, compose) for one in settings]
+    obstacles = [it for it in ready if isinstance(it, Decision)]
+    if len(obstacles) == len(ready):
+        raise UserError(f"{obstacles[0].plan.name}: {obstacles[0].reason}")
     decisions, rows = [], []
-    for finding in findings:
-        comparison = ready[finding.name]
-        if isinstance(comparison, str):
-            decisions.append(Decision(finding=finding, verdict=NOT_RUN, reason=comparison))
-        elif settings.freeze:
-            log.info(f"frozen: {freeze(comparison, table=TABLE, claim=claim_of(finding))}")
-            continue
-        else:
-            decision, of_finding = _carry_out(comparison, finding, settings, imported[finding.name], compose)
+    for comparison, imported in zip(ready, carried, strict=True):
+        decision, of_finding = comparison, []
+        if isinstance(comparison, Comparison):
+            with nullcontext() if first.plan.dry_run else holding(comparison.folder, waits=False):
+                if first.freeze:
+                    log.info(f"frozen: {freeze(comparison)}")
+                    continue
+                decision, of_finding = _carry_out(comparison, imported, compose)
+        if isinstance(decision, Decision):
             decisions.append(decision)
             rows += of_finding
-        print(decisions[-1].line, flush=True)
-    if not settings.freeze:
-        _write(folder, settings, decisions, rows)
+            print(decision.line, flush=True)
+    if decisions and not (first.freeze or first.plan.dry_run):
+        _write(folder, first, decisions, rows)
     return folder
 
 
-def plan_of(settings: FindingsSettings, finding: FindingSettings) -> ComparisonSettings:
-    """Return a finding as settings of attnbench compare: each variant at its rates, nothing ranked."""
-    words = {
-        variant_at(name, rates, finding): [*variant.words, *starmap(_rate_word, rates.items())]
-        for name, variant in finding.variants.items()
-        for rates in _combined(variant.rates or {})
-    }
-    plan = PlanSettings(
-        name=finding.name,
-        overrides=finding.overrides,
-        variants=words,
-        evaluations=finding.evaluations,
-        seeds=settings.seeds,
-        probe_seeds=settings.seeds,
-        learning_rates=None,
-        rank=[],
-        num_workers=settings.num_workers,
-        devices=settings.devices,
-        stack=settings.stack,
-    )
-    check_plan(plan)
-    return ComparisonSettings(
-        plan=plan,
-        logger=LoggerSettings(mode="none"),
-        outputs_dir=str(Path(settings.outputs_dir) / TABLE),
-        device=settings.device,
-        rerun=settings.rerun,
-        report=False,
-        exported=None,
-        imported=None,
-        command=settings.command,
-    )
-
-
-def _combined(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
-    """Yield each choice of one rate for every name."""
-    return (dict(zip(rates, chosen, strict=True)) for chosen in product(*rates.values())) if rates else iter(())
-
-
-def _rate_word(name: str, rate: float) -> str:
-    return f"train.learning_rate={rate!r}" if name == TRAINING else f"eval.{name}.learning_rates=[{rate!r}]"
-
-
-def claim_of(finding: FindingSettings) -> dict[str, Any]:
-    """Return the frozen settings of a finding: all but its duration."""
-    return {name: value for name, value in asdict(finding).items() if name != "minutes"}
-
-
-def _ready(settings: FindingsSettings, finding: FindingSettings, compose: Compose) -> Comparison | str:
-    device = resolve_device(settings.device).type
-    if finding.needs:
-        return f"needs {', '.join(finding.needs)}"
-    if device not in finding.minutes:
-        return f"device={device}: too slow to decide it; it takes {' or '.join(finding.minutes)}"
-    unsearched = [name for name, variant in finding.variants.items() if variant.rates is None]
-    if unsearched:
-        return f"no learning rate was searched for {', '.join(unsearched)} yet"
+def _ready(settings: ComparisonSettings, compose: Compose) -> Comparison | Decision:
+    """Resolve the plan of a finding, or say why it cannot run here."""
+    claim, device = settings.plan.claim, resolve_device(settings.device).type
+    assert claim is not None
+    not_run = Decision(plan=settings.plan, word=NOT_RUN)
+    if claim.needs:
+        return replace(not_run, reason=f"needs {', '.join(claim.needs)}")
+    if device not in claim.minutes:
+        return replace(not_run, reason=f"device={device}: too slow to decide it; it takes {' or '.join(claim.minutes)}")
     try:
-        comparison = Comparison(plan_of(settings, finding), compose)
+        comparison = Comparison(settings, compose)
     except UserError as error:
-        return str(error)
-    known = {
-        variant_at(name, rates, finding): rates
-        for name, it in finding.variants.items()
-        for rates in _combined(it.rates or {})
-    }
-    unsearched = [score.name for score in comparison.scores if score.evaluation not in known[score.variant]]
-    if unsearched:
-        return f"no learning rate was searched for {', '.join(unsearched)} yet"
-    return "; ".join(f"{name}: {reason}" for name, reason in comparison.failures.items()) or comparison
+        return replace(not_run, reason=str(error))
+    if comparison.failures:
+        return replace(not_run, reason="; ".join(f"{name}: {it}" for name, it in comparison.failures.items()))
+    return comparison
 
 
-def _carried(settings: FindingsSettings, finding: FindingSettings) -> Path | None:
-    path = Path(settings.imported or "") / finding.name / CELLS
+def _carried(settings: ComparisonSettings) -> Path | None:
+    path = Path(settings.imported or "") / settings.plan.name / CELLS
     return path if settings.imported is not None and path.exists() else None
 
 
 def _carry_out(
-    comparison: Comparison,
-    finding: FindingSettings,
-    settings: FindingsSettings,
-    imported: Path | None,
-    compose: Compose,
-) -> tuple[Decision, list[ResultRow]]:
-    with holding(comparison.folder, waits=False):
-        if imported is not None:
-            import_for(comparison.settings, compose, imported, claim_of(finding))
-        files = run_plan(comparison, is_frozen=check_frozen(comparison, claim=claim_of(finding)))
+    comparison: Comparison, imported: Path | None, compose: Compose
+) -> tuple[Decision | None, list[ResultRow]]:
+    """Carry out a finding and decide it; a dry run decides nothing."""
+    plan = comparison.plan
+    if imported is not None:
+        import_for(comparison.settings, compose, imported)
+    files = run_plan(comparison, is_frozen=check_frozen(comparison))
+    if plan.dry_run:
+        return None, []
     rows = [row for path in files for row in read_results(path)]
     if comparison.failures:
         name, reason = next(iter(comparison.failures.items()))
         again = f"{name}: {reason}; the same command tries it again"
-        return Decision(finding=finding, verdict=NOT_RUN, reason=again), rows
-    return decide(finding, rows, settings.seeds), rows
+        return Decision(plan=plan, word=NOT_RUN, reason=again), rows
+    return decide(plan, comparison.controls, rows, comparison.samples), rows
 
 
 def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
@@ -177,14 +120,12 @@ def _export(folder: Path, target: Path, names: Sequence[str]) -> None:
         log.info(f"{export_cells(folder / name, path)} results written to {path}")
 
 
-def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]) -> None:
+def _write(
+    folder: Path, settings: ComparisonSettings, decisions: Sequence[Decision], rows: Sequence[ResultRow]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "command": without_paths(settings.command),
-        "seeds": settings.seeds,
-        "findings": list(map(described_decision, decisions)),
-    }
-    replace_file(folder / FINDINGS, json.dumps(content, indent=1) + "\n")
+    content = {"command": without_paths(settings.command), "findings": list(map(described_decision, decisions))}
+    replace_file(folder / DECISIONS, json.dumps(content, indent=1) + "\n")
     if settings.report:
         from attnbench.report.findings_page import write_findings
 
@@ -194,18 +135,16 @@ def _write(folder: Path, settings: FindingsSettings, decisions: Sequence[Decisio
 
 def described_decision(decision: Decision) -> dict[str, Any]:
     """Describe a decision as findings.json has it."""
-    finding = decision.finding
     return {
-        "name": finding.name,
-        "statement": finding.statement,
-        "source": finding.source,
-        "setting": finding.setting,
-        "other_answer": decision.other_answer,
-        "verdict": decision.verdict,
+        "name": decision.plan.name,
+        "statement": decision.claim.statement,
+        "source": decision.claim.source,
+        "tier": decision.claim.tier,
+        "word": decision.word,
         "reason": decision.reason,
+        "controls": [asdict(it) for it in decision.controls],
         "contrasts": [
-            {"figure": it.label.removesuffix(":"), **asdict(it.estimate), "asked": it.asked, "verdict": it.verdict,
-             "seeds_needed": it.seeds_needed, "text": it.text}
+            {"figure": it.label, **asdict(it.found), "adjusted_p_value": it.adjusted, "text": it.text}
             for it in decision.tested
         ],
-    }  # fmt: skip
+    }

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,8 @@ MAX_VALUE_CHARACTERS = 60
 """Longest value quoted in a message."""
 
 
-def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str, Any] | None = None) -> Path:
+def freeze(comparison: Comparison) -> Path:
     """Write freeze.json into the plan's folder; nothing is trained.
-
-    Args:
-        table: name under which its seeds are booked; None: the plan's.
-        claim: settings of a finding, which are frozen too.
 
     Raises:
         UserError: the plan is frozen already or has scores; a variant cannot run here; seeds are missing or booked by
@@ -65,10 +61,10 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
         raise UserError(f"plan.variants.{name}: cannot be frozen, as it cannot run here: {reason}")
     plan = comparison.plan
     for score in comparison.scores:
-        if not comparison.plain_seeds_of(score):
+        if not comparison.plain_seeds_of(score) and score.variant not in plan.unscored:
             setting = "plan.seeds" if score.evaluation == TRAINING else "plan.probe_seeds"
             raise UserError(f"{setting}=[]: a plan that is frozen names the seeds of {score.evaluation}")
-    check_blocks(table or plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
+    check_blocks(plan.table, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
     check_family(comparison.family(), comparison.primaries(), *comparison.seeds_by_evaluation())
     scored = scored_folders(comparison.folder)
     if scored:
@@ -83,7 +79,7 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
         "frozen": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": dirty,
-        **frozen_content(comparison, claim),
+        **frozen_content(comparison),
     }
     comparison.folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(without_paths(content), indent=1) + "\n")
@@ -92,14 +88,14 @@ def freeze(comparison: Comparison, *, table: str | None = None, claim: dict[str,
 
 def unbooked_seeds(comparison: Comparison) -> list[int]:
     """Return the scored seeds that are not booked for a table of this plan."""
-    return outside_blocks(comparison.plan.name, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
+    return outside_blocks(comparison.plan.table, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
 
 
 def _scored_seeds(comparison: Comparison) -> list[int]:
     return sorted({seed for score in comparison.scores for seed in comparison.seeds_of(score)})
 
 
-def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None) -> bool:
+def check_frozen(comparison: Comparison) -> bool:
     """Tell if the plan is frozen.
 
     Raises:
@@ -109,13 +105,13 @@ def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None)
     if not path.exists():
         return False
     content = read_object(path)
-    difference = changed_since(comparison, content, claim)
+    difference = changed_since(comparison, content)
     if difference is not None:
         raise UserError(
             f"{path}: {difference}; a plan that was frozen runs as it was, and a changed one under another name with "
             "seeds of its own"
         )
-    if "rates_in_full" not in content and "rates_in_full" in frozen_content(comparison, claim):
+    if "rates_in_full" not in content and "rates_in_full" in frozen_content(comparison):
         log.warning(
             f"{path}: this plan was frozen when a search of a language model's rate trained the best two in full; it "
             f"now trains {RATES_IN_FULL}, so that it may choose another rate, and the report says so"
@@ -123,14 +119,14 @@ def check_frozen(comparison: Comparison, *, claim: dict[str, Any] | None = None)
     return True
 
 
-def changed_since(comparison: Comparison, frozen: dict[str, Any], claim: dict[str, Any] | None = None) -> str | None:
+def changed_since(comparison: Comparison, frozen: dict[str, Any]) -> str | None:
     """Name the first difference from the content of a freeze.json; None: there is none."""
     then = {name: value for name, value in frozen.items() if name not in (*MADE_BY, "plan")}
     if not _trains_text(comparison):
         # Former files have num_steps even if no text is read; it depends on the length of the embedded text.
         for variant in then.get("variants", {}).values():
             variant.pop("num_steps", None)
-    now = json.loads(json.dumps(frozen_content(comparison, claim)))
+    now = json.loads(json.dumps(frozen_content(comparison)))
     if "rates_in_full" not in then:
         now.pop("rates_in_full", None)
     then, now = without_paths(then), without_paths(now)
@@ -138,7 +134,7 @@ def changed_since(comparison: Comparison, frozen: dict[str, Any], claim: dict[st
     return _difference(then, now)
 
 
-def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) -> dict[str, Any]:
+def frozen_content(comparison: Comparison) -> dict[str, Any]:
     """Describe everything that a frozen plan may not change."""
     plan, primaries = comparison.plan, comparison.primaries()
     pairs = [(evaluation, first, second, primaries[evaluation]) for evaluation, first, second in comparison.family()]
@@ -168,7 +164,7 @@ def frozen_content(comparison: Comparison, claim: dict[str, Any] | None = None) 
         ],
         "timed": [job.label for job in comparison.timed],
         **({"corpora": asdict(comparison.corpora)} if comparison.corpora is not None else {}),
-        **({"claim": claim} if claim is not None else {}),
+        **({"claim": asdict(replace(plan.claim, minutes={}))} if plan.claim is not None else {}),
     }  # fmt: skip
 
 
@@ -188,12 +184,10 @@ def _forgive_words(comparison: Comparison, then: dict[str, Any], now: dict[str, 
     # `mixers` and `model` describe the language model, which a plan of probes does not train.
     has_text = _trains_text(comparison) or bool(comparison.timed)
     free = ("words",) if has_text else ("words", "mixers", "model")
-    claims = [content.get("claim") or {} for content in (then, now)]
-    for former, present, entries in ((then, now, free), (*claims, ("words",))):
-        for name, variant in present.get("variants", {}).items():
-            frozen, nothing = former.get("variants", {}).get(name), dict.fromkeys(entries)
-            if frozen is not None and _difference({**frozen, **nothing}, {**variant, **nothing}) is None:
-                variant.update({entry: frozen.get(entry) for entry in entries})
+    for name, variant in now.get("variants", {}).items():
+        frozen, nothing = then.get("variants", {}).get(name), dict.fromkeys(free)
+        if frozen is not None and _difference({**frozen, **nothing}, {**variant, **nothing}) is None:
+            variant.update({entry: frozen.get(entry) for entry in free})
 
 
 def _resolved(comparison: Comparison, name: str) -> dict[str, Any]:

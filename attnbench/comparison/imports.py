@@ -60,9 +60,7 @@ PlanIn = Callable[[Path], Comparison]
 """Resolves the plan in another outputs_dir."""
 
 
-def import_for(
-    settings: ComparisonSettings, compose: Compose, source: Path, claim: dict[str, Any] | None = None
-) -> None:
+def import_for(settings: ComparisonSettings, compose: Compose, source: Path) -> None:
     """Import runs into a plan's folder, which the caller holds; see `import_cells`."""
 
     def plan_in(outputs: Path) -> Comparison:
@@ -71,19 +69,16 @@ def import_for(
         return Comparison(replace(settings, plan=plan, logger=logger, outputs_dir=str(outputs)), compose)
 
     folder = Path(settings.outputs_dir) / settings.plan.name
-    number = import_cells(source, folder, plan_in, check=settings.import_check, claim=claim)
+    number = import_cells(source, folder, plan_in, check=settings.import_check)
     log.info(f"{number} results taken over from {source}")
 
 
-def import_cells(
-    source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0, claim: dict[str, Any] | None = None
-) -> int:
+def import_cells(source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0) -> int:
     """Import the runs of a file of `export_cells` that have no results here; return the number of new results.
 
     Args:
         folder: of the experiment; held by the caller.
         check: number of trainings that run again here and are compared before anything is written.
-        claim: see `freeze.changed_since`.
 
     Raises:
         UserError: the file cannot be read, a run differs from the plan's own, a training that ran again has another
@@ -98,13 +93,12 @@ def import_cells(
         for cell in {cell.folder: cell for cell in (*timed, *trained)}.values():
             stager.stage(cell)
         # The shorter trainings of a search are known from the results of those before.
-        driver = Driver(before=stager.stage)
-        driver.run(plan.programs(Found()))
+        plan.carry_out(Driver(before=stager.stage), Found())
         marks = {"sha256": cells.sha256, "when": datetime.now(UTC).isoformat(timespec="seconds")}
         if check:
             marks["check"] = stager.check(plan, check)
             log.info(f"import_check={check}: {marks['check']}")
-        freeze = _freeze_to_take(cells, folder, plan, claim)
+        freeze = _freeze_to_take(cells, folder, plan)
         taken = stager.taken(marks)
         # First: if this process is killed, the next import finds no runs scored without it.
         if freeze is not None:
@@ -179,7 +173,7 @@ def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> l
     return found
 
 
-def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: dict[str, Any] | None) -> str | None:
+def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison) -> str | None:
     """Return the text of freeze.json unless a plan was frozen or scored here.
 
     Raises:
@@ -196,7 +190,7 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison, claim: 
     try:
         # Reports compare the date with the start of runs, which needs a time zone.
         _ = datetime.now(UTC) - datetime.fromisoformat(content["frozen"])
-        changed = changed_since(plan, content, claim)
+        changed = changed_since(plan, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{cells.where(FREEZE)}: not what freeze=true writes ({error})") from None
     if changed is not None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.comparison.coinciding import Shared, shared_jobs
-from attnbench.comparison.program import Answer, Driver, Failure, Program, ask_for, read_or_failure
-from attnbench.comparison.search import Found, Score, programs_of
+from attnbench.comparison.program import Answer, Driver, Execute, Failure, Program, ask_for, read_or_failure
+from attnbench.comparison.search import Found, Score, check_control, programs_of
 from attnbench.comparison.variants import Compose, Variant, resolve_variant
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
@@ -22,6 +22,7 @@ from attnbench.settings.registry import resolve
 from attnbench.settings.schema import FEW_SEEDS, LOOKS, ComparisonSettings
 from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import corpus_label
+from attnbench.verdict.claims import ControlScores
 from attnbench.verdict.family import fewest_seeds_of, name_family
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import same_models
@@ -47,6 +48,8 @@ class Comparison:
         """Seeds by (evaluation, variant) that plan.seeds=auto has added to the first look's."""
         self.answers: dict[Path, Answer] = {}
         self.choices: list[Choice] = []
+        self.controls: list[ControlScores] = []
+        """Positive controls that are trained."""
         self.scored: list[Job] = []
         self.searched: list[Job] = []
         self.undecided: list[tuple[str, str]] = []
@@ -130,6 +133,21 @@ class Comparison:
         order = self._order()
         return programs_of(sorted(self.scores, key=lambda score: order[score.evaluation]), self.seeds_of, found)
 
+    def carry_out(self, driver: Driver, found: Found, execute: Execute | None = None) -> bool:
+        """Run the positive controls, and the programs unless one failed; tell if none did."""
+        controls = self.plan.claim.controls if self.plan.claim is not None else []
+        of_controls = [
+            check_control(score, control, found)
+            for control in controls
+            for score in self.scores
+            if score.variant == self.shared.get(score.evaluation, {}).get(control.variant, control.variant)
+        ]
+        driver.run(of_controls, execute)
+        if driver.failures or not all(control.is_held for control in found.controls):
+            return False
+        driver.run(self.programs(found), execute)
+        return True
+
     def recorded(self, answers: dict[Path, Answer] | None = None) -> tuple[Found, Driver]:
         """Carry the programs out as far as finished runs answer them; nothing runs.
 
@@ -137,12 +155,13 @@ class Comparison:
             answers: known already.
         """
         found, driver = Found(), Driver(answers=dict(answers or {}))
-        driver.run([*self.programs(found), ask_for(self.timed)])
+        if self.carry_out(driver, found):
+            driver.run([ask_for(self.timed)])
         return found, driver
 
     def settle(self, found: Found, driver: Driver) -> None:
         """Keep the choices, the scored runs, and the runs that wait for a search."""
-        self.answers = driver.answers
+        self.answers, self.controls = driver.answers, found.controls
         self.choices = [found.choices[score.name] for score in self.scores if score.name in found.choices]
         self.scored = self.in_order([job for score in self.scores for job in found.scored.get(score.name, [])])
         of_scores = {job.folder for job in (*self.scored, *self.timed)}
@@ -177,9 +196,17 @@ class Comparison:
 
     def to_score(self) -> list[ProbeJob | TrainingJob]:
         """One training for each run that will be scored, whatever its rate and seed."""
+        if not all(control.is_held for control in self.controls):
+            return []
         return [
             score.prepared for score in self.scores if self.is_wanted(score.evaluation) for _ in self.seeds_of(score)
         ]
+
+    @property
+    def samples(self) -> int | None:
+        """Sequences of the longest scored training."""
+        prepared = [score.prepared for score in self.scores if self.seeds_of(score)]
+        return max((job.num_steps * job.train.batch_size for job in prepared), default=None)
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
         """Return the classes of the evaluations by name, in the plan's order, repeated for each corpus."""
@@ -256,6 +283,8 @@ class Comparison:
 
     def plain_seeds_of(self, score: Score) -> Sequence[int]:
         """Seeds of a score without the control's."""
+        if score.variant in self.plan.unscored:
+            return []
         seeds = self.plan.seeds if score.evaluation == TRAINING else self.plan.probe_seeds
         if not self.plan.in_looks:
             return seeds

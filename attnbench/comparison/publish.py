@@ -5,17 +5,17 @@ again. The page of findings has a folder for each finding with freeze.json and c
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.comparison.findings import FINDINGS, described_decision
+from attnbench.comparison.findings import DECISIONS, described_decision
 from attnbench.comparison.freeze import FREEZE
 from attnbench.comparison.transfer import CELLS, export_cells
 from attnbench.report.blocks import Note, Picture, Pictures
 from attnbench.report.charts import style
-from attnbench.report.findings_page import VERDICTS, finding_picture
+from attnbench.report.findings_page import facts_of, finding_picture, findings_table, legend
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
@@ -25,14 +25,13 @@ from attnbench.report.sections.tradeoffs import tradeoffs
 from attnbench.report.terminal import TRAINED, summary_table
 from attnbench.results.corpora import as_measured
 from attnbench.results.page import bullets, listed_values, made_by, write_page
-from attnbench.results.rows import is_search, same_corpus
+from attnbench.results.rows import same_corpus
 from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import markdown_text, without_paths
-from attnbench.settings.finding import FindingSettings
+from attnbench.settings.schema import PlanSettings
 from attnbench.settings.untrusted import read_object
-from attnbench.verdict.bounds import NOT_RUN
-from attnbench.verdict.claims import Decision, decide
+from attnbench.verdict.claims import NOT_RUN, ControlScores, Decision, decide
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
@@ -138,13 +137,11 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
     export_cells(experiment, target / CELLS)
 
 
-def publish_findings(
-    folder: Path, target: Path, known: Sequence[FindingSettings], *, title: str, note: str = ""
-) -> None:
-    """Write the page of findings: claim, source, picture, figures and verdict of each, and the runs of those that ran.
+def publish_findings(folder: Path, target: Path, known: Sequence[PlanSettings], *, title: str, note: str = "") -> None:
+    """Write the page of findings: the table, picture, figures and word of each, and the runs of those that ran.
 
-    Claims and limits are those of `known`, figures and verdicts those of the runs: of findings.json nothing counts but
-    the names, the command, and the reason of what did not run.
+    Claims are those of `known`, figures and words those of the runs: of findings.json nothing counts but the names, the
+    command, and the reason of what did not run.
 
     Args:
         folder: outputs/findings, with its findings.json.
@@ -154,53 +151,43 @@ def publish_findings(
     Raises:
         UserError: there are no findings, one that is not known, or none of them has runs.
     """
-    record, by_name = _findings_record(folder / FINDINGS), {finding.name: finding for finding in known}
+    record, by_name = _findings_record(folder / DECISIONS), {plan.name: plan for plan in known}
     for name in record["findings"]:
         if name not in by_name:
-            raise UserError(f"{folder / FINDINGS}: {name} is no finding of conf/finding, and has no page")
-    inputs = {
-        name: read_inputs(folder / name) for name in record["findings"] if (folder / name / "comparison.json").exists()
-    }
-    decisions = [
-        _decided(by_name[name], inputs.get(name), reason=reason) for name, reason in record["findings"].items()
-    ]
-    inputs = {it.finding.name: inputs[it.finding.name] for it in decisions if it.tested}
+            raise UserError(f"{folder / DECISIONS}: {name} is no finding of conf/finding, and has no page")
+    decisions, inputs = [], {}
+    for name, reason in record["findings"].items():
+        decision, found = _decided(by_name[name], folder / name, reason)
+        decisions.append(decision)
+        if found is not None:
+            inputs[name] = found
     rows = [row for it in inputs.values() for row in it.rows]
-    if not rows:
+    if all(it.word == NOT_RUN for it in decisions):
         raise UserError(f"{folder}: no finding was run to its end; there is nothing to publish")
-    findings = list(map(described_decision, decisions))
-    drawn = {it.finding.name: finding_picture(it) for it in decisions if it.tested}
-    headers = ["finding", "claim", "source", "verdict"]
-    table = Table(
-        title="",
-        headers=headers,
-        lines=[[it[name] for name in ("name", "statement", "source", "verdict")] for it in findings],
-        num_labels=len(headers),
-    )
     devices = markdown_text(words.devices(row.identity.device for row in rows))
-    commits = listed_values(rows, "commit")
-    seeds = sorted({seed for row in rows if isinstance(seed := row.identity.seed, int) and not is_search(seed)})
-    content = {"command": record["command"], "seeds": seeds, "findings": findings}
-    files = {FINDINGS: json.dumps(without_paths(content), indent=1) + "\n"}
-    for name, picture in drawn.items():
-        files[f"{name}/{picture.name}.svg"] = style.to_svg(picture, [])
-        if (freeze := folder / name / FREEZE).exists():
-            files[f"{name}/{FREEZE}"] = json.dumps(without_paths(read_object(freeze)), indent=1) + "\n"
-    for name in inputs:
-        export_cells(folder / name, target / name / CELLS)
+    content = {"command": record["command"], "findings": list(map(described_decision, decisions))}
+    files = {DECISIONS: json.dumps(without_paths(content), indent=1) + "\n"}
+    for decision in decisions:
+        name = decision.plan.name
+        if decision.tested:
+            files[f"{name}/finding-{name}.svg"] = style.to_svg(finding_picture(decision), [])
+        if decision.word != NOT_RUN:
+            export_cells(folder / name, target / name / CELLS)
+            if (freeze := folder / name / FREEZE).exists():
+                files[f"{name}/{FREEZE}"] = json.dumps(without_paths(read_object(freeze)), indent=1) + "\n"
     write_page(
         target,
         title=title,
         parts=[
-            table,
-            VERDICTS,
+            findings_table(decisions),
+            legend(decisions),
             note,
-            *(part for it in findings for part in _finding_parts(it, files, inputs.get(it["name"]))),
+            *(part for it in decisions for part in _finding_parts(it, inputs.get(it.plan.name))),
             made_by(
                 [record["command"]],
-                f"on {devices}, at commit {commits}. results.csv.gz has every row, findings.json every figure; in "
-                "a folder a finding, freeze.json is what was written down before a score, and cells.jsonl.gz has its "
-                "cells.",
+                f"on {devices}, at commit {listed_values(rows, 'commit')}. results.csv.gz has every row, findings.json "
+                "every figure; in a folder a finding, freeze.json is what was written down before a score, and "
+                "cells.jsonl.gz has its runs.",
             ),
         ],
         rows=rows,
@@ -221,24 +208,27 @@ def _findings_record(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not what attnbench findings writes ({type(error).__name__} {error})") from None
 
 
-def _decided(finding: FindingSettings, inputs: Inputs | None, *, reason: str) -> Decision:
-    if inputs is None or inputs.protocol.failures:
-        return Decision(finding=finding, verdict=NOT_RUN, reason=reason)
-    seeds = sorted({seed for row in inputs.rows if isinstance(seed := row.identity.seed, int) and not is_search(seed)})
-    return decide(finding, inputs.rows, seeds)
+def _decided(plan: PlanSettings, folder: Path, reason: str) -> tuple[Decision, Inputs | None]:
+    """Decide a finding by its runs; without inputs where it was not scored."""
+    path = folder / "comparison.json"
+    record = read_object(path) if path.exists() else {}
+    if not record or record["failures"]:
+        return Decision(plan=plan, word=NOT_RUN, reason=reason), None
+    controls = [ControlScores(**it) for it in record.get("controls", [])]
+    inputs = read_inputs(folder) if record["files"] else None
+    return decide(plan, controls, inputs.rows if inputs is not None else [], record["samples"]), inputs
 
 
-def _finding_parts(finding: Mapping[str, Any], files: Mapping[str, str], inputs: Inputs | None) -> list[str]:
-    name, texts = finding["name"], [it["text"] for it in finding["contrasts"]]
-    picture = f"{name}/finding-{name}.svg"
+def _finding_parts(decision: Decision, inputs: Inputs | None) -> list[str]:
+    name, texts = decision.plan.name, [it.text for it in decision.tested]
+    facts = [f"{fact}: {it}" for fact, it in facts_of(decision).items()]
     return [
-        f"## {name}: {finding['verdict']}",
-        markdown_text(f"{finding['statement']} ({finding['source']})."),
-        markdown_text(f"The setting: {finding['setting']}."),
+        f"## {name}: {decision.word}",
+        markdown_text(f"{decision.claim.statement}."),
+        bullets(facts),
         *([markdown_text(inputs.frozen), markdown_text(inputs.imported)] if inputs is not None else []),
-        f"![{markdown_text('; '.join(texts))}]({picture})" if picture in files else "",
-        bullets(texts or [f"Not run: {finding['reason']}"]),
-        markdown_text("For {}: {}.".format(*finding["other_answer"])),
+        f"![{markdown_text('; '.join(texts))}]({name}/finding-{name}.svg)" if texts else "",
+        bullets(texts) if texts else "",
     ]
 
 

@@ -48,6 +48,8 @@ def write_record(comparison: Comparison, started: datetime, seconds: float) -> N
         "missing": _missing(comparison, shown),
         "sittings": _sittings(comparison, shown),
         "files": [str(path.relative_to(comparison.folder)) for path in files],
+        **({"controls": [asdict(it) for it in comparison.controls]} if comparison.controls else {}),
+        **({"samples": comparison.samples} if plan.claim is not None else {}),
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": label, "reason": reason} for label, reason in comparison.failures.items()],
         "started": former.get("started", started.isoformat(timespec="seconds")),

@@ -16,9 +16,10 @@ from attnbench.results.corpora import on_corpus
 from attnbench.results.job import Job
 from attnbench.results.numbers import reaches, without_rounding
 from attnbench.results.rows import TRAINING
-from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, RunSettings
+from attnbench.settings.schema import SELECTION_SEED, ControlSettings, EvaluationSettings, RunSettings
 from attnbench.training.job import TrainingJob
 from attnbench.training.prepare import Run, with_identity
+from attnbench.verdict.claims import ControlScores, control_scores
 from attnbench.verdict.rates import Choice, rate_sensitivity, rate_window
 
 MAX_WIDENINGS = 2
@@ -77,6 +78,12 @@ class Score:
     @property
     def probe(self) -> ProbeJob | None:
         return self.prepared if isinstance(self.prepared, ProbeJob) else None
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a guess; 0 where no score names it."""
+        axes = self.probe.task.axes() if self.probe is not None else []
+        return next((settings["chance"] for _, settings in axes if "chance" in settings), 0.0)
 
     @property
     def search_seeds(self) -> list[int]:
@@ -203,6 +210,20 @@ class Found:
     choices: dict[str, Choice] = field(default_factory=dict)
     scored: dict[str, list[Job]] = field(default_factory=dict)
     undecided: dict[str, Undecided] = field(default_factory=dict)
+    controls: list[ControlScores] = field(default_factory=list)
+
+
+def check_control(score: Score, control: ControlSettings, found: Found) -> Program[None]:
+    """Search the rate of a positive control, and train it at that rate on search seeds."""
+    try:
+        choice = yield from search(score)
+        jobs = [score.at(choice.chosen, SELECTION_SEED + index, None) for index in range(control.seeds)]
+        trials = yield from _tried(score, {choice.chosen: jobs})
+    except Undecided as reason:
+        found.undecided[score.name] = reason
+        return
+    scores = [trial.score for trial in trials[choice.chosen]]
+    found.controls.append(control_scores(control, score.name, choice.chosen, scores, score.chance))
 
 
 def programs_of(

@@ -1,6 +1,6 @@
-"""The page of findings: each claim with its source, its figures, their limits and its verdict."""
+"""The page of findings: a table of claims, figures and words, and a section for each with its picture."""
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -13,70 +13,82 @@ from attnbench.report.sections import words
 from attnbench.results.row_tables import write_csv
 from attnbench.results.rows import ResultRow
 from attnbench.results.tables import Table, TableCell
-from attnbench.verdict.bounds import FAIL, NOT_RUN, PASS, UNDECIDED
-from attnbench.verdict.claims import Decision, Tested
-
-WIDEST = 4.0
-"""End of the axis if a bound is infinite, in multiples of the largest finite number."""
+from attnbench.verdict.claims import CONTRADICTED, NOT_REPRODUCED, WORDS, Decision, Tested
 
 LABEL_WIDTH = 44
 
-VERDICTS = (
-    "PASS: the bound lies on the stated side of its limit. FAIL: the opposite bound excludes it, which is as good a "
-    "result. UNDECIDED: neither. Of several figures all must pass. Bounds are one-sided 95 %."
-)
-
-LEGEND = "a line from the lower to the upper bound, each one-sided 95 %; the upright tick is the limit"
+LEGEND = "the two-sided 95 % interval; an upright tick is a value to compare with"
 
 
 def write_findings(decisions: Sequence[Decision], rows: Sequence[ResultRow], *, target: Path, command: str) -> Path:
     write_csv(rows, target / "results.csv")
     devices = [words.devices(row.identity.device for row in rows)] if rows else []
-    counts = {verdict: sum(it.verdict == verdict for it in decisions) for verdict in (PASS, FAIL, UNDECIDED, NOT_RUN)}
+    counts = Counter(it.word for it in decisions)
     return write_sections(
-        [_answer(decisions), *map(_section, decisions)],
+        [
+            Section(title="The answer", blocks=[findings_table(decisions), Note(legend(decisions))]),
+            *map(_section, decisions),
+        ],
         target=target,
         title="Findings",
         variants=[],
-        facts=[*(f"{count} {verdict}" for verdict, count in counts.items() if count), *devices],
+        facts=[*(f"{counts[word]} {word}" for word in WORDS if word in counts), *devices],
         command=command,
     )
 
 
-def _answer(decisions: Sequence[Decision]) -> Section:
-    lines = [
-        [it.finding.name, it.finding.statement, it.finding.source,
-         TableCell(text=it.verdict, mark="lost" if it.verdict == FAIL else "")]
-        for it in decisions
-    ]  # fmt: skip
-    headers = ["Finding", "Claim", "Source", "Verdict"]
-    table = Table(title="Claims and verdicts", headers=headers, lines=lines, num_labels=len(headers))
-    return Section(title="The answer", blocks=[table, Note(VERDICTS)])
+def findings_table(decisions: Sequence[Decision]) -> Table:
+    headers = ["finding", "claim", "source", "tier", "published", "ours", "training samples, source", "ours", "word",
+               "minutes", "command"]  # fmt: skip
+    return Table(title="", headers=headers, lines=[_line(it) for it in decisions], num_labels=len(headers))
+
+
+def legend(decisions: Sequence[Decision]) -> str:
+    """Explain the words of a table."""
+    shown = {it.word for it in decisions}
+    return "Brackets are two-sided 95 % intervals. " + " ".join(
+        f"{word[0].upper()}{word[1:]}: {meaning}." for word, meaning in WORDS.items() if word in shown
+    )
+
+
+def _line(decision: Decision) -> list[str | TableCell]:
+    claim, name = decision.claim, decision.plan.name
+    minutes = ", ".join(f"{device} {'?' if it is None else f'{it:g}'}" for device, it in claim.minutes.items())
+    samples = [f"{number:,}" if number is not None else "" for number in (claim.source_samples, decision.samples)]
+    mark = "lost" if decision.word in (NOT_REPRODUCED, CONTRADICTED) else ""
+    ours = "; ".join(f"{it.label}: {it.short}" for it in decision.tested)
+    return [name, claim.statement, claim.source, claim.tier, claim.published, ours, *samples,
+            TableCell(text=decision.word, mark=mark), minutes, f"attnbench findings {name}"]  # fmt: skip
+
+
+def facts_of(decision: Decision) -> dict[str, str]:
+    """Describe the setting and the answer."""
+    claim = decision.claim
+    facts = {
+        "Source": words.without_addresses(claim.source),
+        "Tier": claim.tier,
+        "Differences": "; ".join(claim.differences) or "device and seeds",
+        "Published": claim.published,
+        "Controls": "; ".join(it.text for it in decision.controls),
+        "Answer": f"{decision.word}: {decision.reason}",
+    }
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def _section(decision: Decision) -> Section:
-    finding = decision.finding
-    facts = {"Source": words.without_addresses(finding.source), "Setting": finding.setting, "Verdict": decision.verdict}
-    blocks: list[Block] = [Note(f"{finding.statement}.", kind=""), facts]
+    blocks: list[Block] = [Note(f"{decision.claim.statement}.", kind=""), facts_of(decision)]
     if decision.tested:
         blocks += [Pictures([finding_picture(decision)]), Lines({"Figures": [it.text for it in decision.tested]})]
-    else:
-        blocks.append(Note(f"Not run: {decision.reason}."))
-    answer, sentence = decision.other_answer
-    return Section(title=finding.name, blocks=[*blocks, Note(f"{sentence}.", heading=f"For {answer}: ")])
+    return Section(title=decision.plan.name, blocks=blocks)
 
 
 def finding_picture(decision: Decision) -> Picture:
-    values = [datum for it in decision.tested for datum in _data(it)]
-    description = "; ".join(it.text for it in decision.tested)
-    name = f"finding-{decision.finding.name}"
-    spec = draw_bounds(values, description)
-    return Picture(name=name, title=decision.finding.name, spec=spec, description=description, legend=LEGEND)
+    description, name = "; ".join(it.text for it in decision.tested), decision.plan.name
+    spec = draw_bounds([datum for it in decision.tested for datum in _data(it)], description)
+    return Picture(name=f"finding-{name}", title=name, spec=spec, description=description, legend=LEGEND)
 
 
 def _data(tested: Tested) -> list[Datum]:
-    estimate, label = tested.estimate, LINE_END.join(wrap(tested.label.removesuffix(":"), LABEL_WIDTH))
-    limits = [limit for limit in tested.limits if math.isfinite(limit)]
-    end = WIDEST * max(estimate.value, estimate.low, *limits)
-    figure = {"variant": label, "value": estimate.value, "low": estimate.low, "high": min(estimate.high, end)}
-    return [{**figure, "text": tested.text}, *({"variant": label, "limit": limit} for limit in limits)]
+    found, label = tested.found, LINE_END.join(wrap(tested.label, LABEL_WIDTH))
+    figure = {"variant": label, "value": found.value, "low": found.low, "high": found.high, "text": tested.text}
+    return [figure, *({"variant": label, "limit": limit} for limit in tested.limits)]

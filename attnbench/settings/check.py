@@ -59,11 +59,15 @@ def _built(annotation: Any, value: Any, name: str) -> Any:
         # A group that may be null is a union.
         group = next(filter(is_dataclass, (annotation, *get_args(annotation))), None)
         return read(group, value, name) if isinstance(group, type) else value
+    if isinstance(value, list) and get_origin(annotation) is list:
+        [entry] = get_args(annotation)
+        return [_built(entry, item, f"{name}[{index}]") for index, item in enumerate(value)]
     if annotation is not float:
         return value
     # 2 and 2.0 are the same configuration.
+    number: Any = value
     try:
-        return float(value)
+        return float(number)
     except OverflowError:
         raise UserError(f"{name}={value}: must be finite") from None
 

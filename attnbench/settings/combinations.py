@@ -12,11 +12,16 @@ from attnbench.settings.schema import (
     PRUNED,
     SELECTION_SEED,
     STATUSES,
+    ClaimSettings,
     ComparisonSettings,
+    ContrastSettings,
     PlanSettings,
     RunSettings,
     RunsSettings,
 )
+
+MIN_ORDERED = 5
+"""Fewest seeds of an order: with three a side no p-value is below 0.05."""
 
 LENGTHS = ("num_epochs", "num_steps", "num_tokens")
 """Settings of train of which exactly one is given."""
@@ -108,6 +113,50 @@ def check_launcher(settings: ComparisonSettings) -> None:
         raise UserError("wait=false: with rerun=true nothing says which cells are this time's; wait for them")
 
 
+def _check_claim(plan: PlanSettings, claim: ClaimSettings) -> None:
+    where = f"{plan.name}: claim"
+    check_value(f"{where}.minutes", list(claim.minutes), kind=list[str], choices=("cpu", "cuda"))
+    if not claim.contrasts:
+        raise UserError(f"{where}.contrasts: a claim has at least one")
+    others = [it for it in claim.differences if claim.tier != "exact" or not it.startswith(("device", "seeds"))]
+    if (claim.tier == "exact") == bool(others):
+        asked = "none but device and seeds" if claim.tier == "exact" else "all differences from the source"
+        raise UserError(f"{where}.differences={claim.differences}: tier={claim.tier} lists {asked}")
+    for index, control in enumerate(claim.controls):
+        at = f"{where}.controls[{index}]"
+        check_value(f"{at}.variant", control.variant, choices=plan.variants)
+        check_value(f"{at}.least", control.least, maximum=control.seeds)
+    for index, contrast in enumerate(claim.contrasts):
+        at = f"{where}.contrasts[{index}]"
+        check_value(f"{at}.variants", contrast.variants, choices=plan.variants)
+        check_value(f"{at}.evaluation", contrast.evaluation, choices=plan.evaluations)
+        if contrast.evaluation is None and len(plan.evaluations) > 1:
+            raise UserError(f"{at}.evaluation: must be one of {', '.join(plan.evaluations)}")
+        if contrast.kind == "order" and min(len(plan.seeds), len(plan.probe_seeds)) < MIN_ORDERED:
+            raise UserError(f"{at}: kind=order takes at least {MIN_ORDERED} seeds")
+        _check_contrast(at, contrast)
+
+
+def _check_contrast(where: str, contrast: ContrastSettings) -> None:
+    kind, number = contrast.kind, 2 if contrast.kind in ("difference", "order") else 1
+    if len(contrast.variants) != number:
+        raise UserError(f"{where}.variants={contrast.variants}: kind={kind} takes {number}")
+    needed = {
+        "threshold": kind in ("existence", "difference", "best_of"),
+        "published": kind == "value",
+        "margin": kind == "value",
+    }
+    for name, is_needed in needed.items():
+        if is_needed != (getattr(contrast, name) is not None):
+            raise UserError(
+                f"{where}.{name}={getattr(contrast, name)}: kind={kind} takes {'one' if is_needed else 'null'}"
+            )
+    if contrast.threshold is not None and (contrast.scaled or contrast.metric.endswith("accuracy")):
+        check_value(f"{where}.threshold", contrast.threshold, maximum=1)
+    if not contrast.claimed and kind != "existence":
+        raise UserError(f"{where}.claimed=false: kind={kind} takes true")
+
+
 def _check_corpora(plan: PlanSettings) -> None:
     if plan.corpora is None:
         return
@@ -135,6 +184,8 @@ def check_plan(plan: PlanSettings) -> None:
                 raise UserError(f"{where}: {word} would count for nothing; a comparison takes {source}")
     check_value("plan.only", plan.only, choices=plan.evaluations)
     _check_corpora(plan)
+    if plan.claim is not None:
+        _check_claim(plan, plan.claim)
     check_value("plan.rank", plan.rank, choices=plan.variants)
     check_value("plan.reference", plan.reference, choices=plan.variants)
     if not set(plan.tested or []) <= set(plan.evaluations):

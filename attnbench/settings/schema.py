@@ -36,6 +36,10 @@ FEW_SEEDS = 4
 """Most seeds for which scores that are not tested are shown seed by seed."""
 
 
+FINDINGS = "findings"
+"""Name of the findings' table, and of their folder under outputs/."""
+
+
 def setting(default: Any = MISSING, **allowed: Any) -> Any:
     """Return a dataclass field with the allowed values of `check_value`: minimum=1, or choices=(...)."""
     return field(default=default, metadata=allowed)
@@ -192,6 +196,76 @@ class RunSettings:
     match_by: str = setting("feed_forward", choices=("feed_forward", "layers"))
 
 
+CONTRASTS = ("existence", "difference", "best_of", "value", "order")
+
+TIERS = ("exact", "close", "reduced")
+
+
+@dataclass(slots=True, kw_only=True)
+class ControlSettings:
+    """Positive control of a claim: a variant that learns the task if the setting is right.
+
+    At its chosen rate at least `least` of `seeds` search seeds reach `threshold` on validation data of trained lengths.
+    """
+
+    variant: str
+    threshold: float = setting(above=0, maximum=1)
+    scaled: bool = False
+    seeds: int = setting(3, minimum=1, maximum=100)
+    least: int = setting(2, minimum=1, maximum=100)
+
+
+@dataclass(slots=True, kw_only=True)
+class ContrastSettings:
+    """One test of a claim, by its kind; see verdict/claims.py."""
+
+    kind: str = setting(choices=CONTRASTS)
+    variants: list[str] = field(metadata={"distinct": True})
+    """Of a difference and an order two: the first is claimed to solve the task more often, or to score higher."""
+    evaluation: str | None = None
+    """Evaluation with the metric; null: the plan's only one."""
+    metric: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the row, {"length": 100}."""
+    scaled: bool = False
+    """Scores are (a - chance) / (1 - chance)."""
+    threshold: float | None = setting(None, above=0)
+    claimed: bool = True
+    """false, of an existence: the source says that the variant does not learn it."""
+    best: int = setting(3, minimum=1)
+    """Of best_of: the number of seeds of which the source shows the best."""
+    published: float | None = None
+    margin: float | None = setting(None, above=0)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClaimSettings:
+    """Published claim that a plan tests."""
+
+    statement: str
+    source: str
+    """arXiv id and table."""
+    tier: str = setting(choices=TIERS)
+    differences: list[str] = field(default_factory=list)
+    """All differences from the source's setting; of tier exact none but device and seeds."""
+    published: str
+    """The source's numbers, in words."""
+    source_samples: int | None = setting(None, minimum=1)
+    """Strings or sequences of one training of the source; null: unknown."""
+    disputed: str | None = None
+    """How the source's versions, or two sources, contradict each other."""
+    where: str | None = None
+    """End of the reason of "not reproduced": in the released code's batch."""
+    controls: list[ControlSettings] = field(default_factory=list)
+    contrasts: list[ContrastSettings]
+    trained_range: float | None = setting(None, above=0, maximum=1)
+    """Least accuracy on validation data of trained lengths, of two seeds of each variant that is to extrapolate."""
+    minutes: dict[str, float | None]
+    """Measured minutes by type of device; null: not measured. Another device is too slow."""
+    needs: list[str] = field(default_factory=list)
+    """Missing parts of attnbench, without which it cannot run."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PlanSettings:
     """Comparison of variants × evaluations × seeds."""
@@ -225,6 +299,20 @@ class PlanSettings:
     costs: dict[str, float] = field(default_factory=dict)
     """Seconds of a run of an evaluation, or of `training`: first estimate of the time left."""
     dry_run: bool = False
+    claim: ClaimSettings | None = None
+    """A plan with a claim is a finding, and ranks nothing."""
+
+    @property
+    def table(self) -> str:
+        """Name under which docs/results/SEEDS books the scored seeds."""
+        return self.name if self.claim is None else FINDINGS
+
+    @property
+    def unscored(self) -> set[str]:
+        """Variants that are positive controls alone."""
+        claim = self.claim
+        contrasted = {name for it in claim.contrasts for name in it.variants} if claim is not None else set()
+        return {it.variant for it in claim.controls} - contrasted if claim is not None else set()
 
     @property
     def ranked(self) -> list[str]:

@@ -1,191 +1,296 @@
-"""Decide a finding from rows: an estimate, its limits and a verdict for each contrast."""
+"""Decide a published claim from rows: what each contrast found, and one of nine words."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
-from attnbench.settings.finding import ContrastSettings, FindingSettings
-from attnbench.verdict.bounds import (
-    FAIL,
-    MISSES,
-    NOT_RUN,
-    PASS,
-    REACHES,
-    UNDECIDED,
-    Estimate,
-    Limits,
-    capacity_correlation,
+from attnbench.settings.schema import ClaimSettings, ContrastSettings, ControlSettings, PlanSettings
+from attnbench.verdict.contrasts import (
+    ENOUGH,
+    FAILS,
+    HOLDS,
+    LEVEL,
+    OPPOSITE,
+    Found,
+    best_of,
     difference,
-    judge,
-    judge_all,
-    ratio,
-    seeds_needed,
-    share_of_seeds,
-    window,
+    existence,
+    num_solved,
+    order,
+    value,
 )
+from attnbench.verdict.power import MAX_SEEDS
+from attnbench.verdict.ranking import holm
 from attnbench.verdict.seeds import Figure, figures
+
+REPRODUCED, IN_ORDER = "reproduced", "reproduced in order, not in size"
+SMALLER, NOT_REPRODUCED = "reproduced at a smaller size", "not reproduced"
+CONTRADICTED, NOT_REACHED, UNDECIDED = "contradicted", "not reached", "undecided"
+DISPUTED, NOT_RUN = "disputed source", "not run"
+
+WORDS = {
+    REPRODUCED: "the controls hold, and so does every contrast, in the source's setting",
+    IN_ORDER: "every contrast holds but for a value, which is not the source's",
+    SMALLER: "every contrast holds, in a setting that is smaller than the source's",
+    NOT_REPRODUCED: "the controls hold, and what the source learns was learned by none or one of ten seeds or more",
+    CONTRADICTED: "the opposite is significant, or two seeds learn what the source says is not learned",
+    NOT_REACHED: "a control failed: the setting does not work, and says nothing about the claim",
+    UNDECIDED: "the controls hold, and more seeds are needed",
+    DISPUTED: "the source's versions, or two sources, contradict each other; the figures stand alone",
+    NOT_RUN: "it has no scores here",
+}
+"""All words of a decision, and what they mean."""
+
+IN_ORDER_SHARE = 0.8
+"""Share of a claim's orders that must be significant, if all have the claimed sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlScores:
+    """Outcome of a positive control."""
+
+    name: str
+    rate: float
+    scores: list[float | None]
+    """By search seed, chance-scaled if the control is; None: diverged."""
+    threshold: float
+    scaled: bool
+    least: int
+
+    @property
+    def num_held(self) -> int:
+        return num_solved([score for score in self.scores if score is not None], self.threshold)
+
+    @property
+    def is_held(self) -> bool:
+        return self.num_held >= self.least
+
+    @property
+    def text(self) -> str:
+        shown = ", ".join("diverged" if score is None else f"{score:.3f}" for score in self.scores)
+        scaled = " (chance-scaled)" if self.scaled else ""
+        asked = f"{self.num_held} of {len(self.scores)} reach {self.threshold:g}, {self.least} asked"
+        return f"control {self.name} at rate {self.rate:g}: validation accuracy{scaled} {shown}; {asked}"
+
+
+def control_scores(
+    control: ControlSettings, name: str, rate: float, scores: Sequence[float | None], chance: float
+) -> ControlScores:
+    """Return the outcome of a control from its accuracies on search seeds."""
+    chance = chance if control.scaled else 0.0
+    return ControlScores(
+        name=name,
+        rate=rate,
+        scores=[None if score is None else _scaled(score, chance) for score in scores],
+        threshold=control.threshold,
+        scaled=control.scaled,
+        least=control.least,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
     label: str
     """The figure in words: "share of seeds of softmax with accuracy >= 0.95"."""
-    estimate: Estimate
-    limits: Limits
-    outside: bool
-    verdict: str
-    seeds_needed: int | None
-    """Total number of seeds that would decide an undecided contrast; None: more than 100."""
+    found: Found
+    adjusted: float | None
+    """Holm's p-value."""
+    limits: tuple[float, ...]
+    """Values to compare with, for a picture."""
 
     @property
-    def asked(self) -> str:
-        least, most = self.limits
-        words = [f">= {least:g}"] if math.isfinite(least) else []
-        words += [f"<= {most:g}"] if math.isfinite(most) else []
-        return f"outside {least:g} to {most:g}" if self.outside else " and ".join(words)
+    def short(self) -> str:
+        return f"{self.found.value:.3g} [{self.found.low:.3g}, {self.found.high:.3g}]"
 
     @property
     def text(self) -> str:
-        estimate = self.estimate
-        text = f"{self.label} {estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}], asked {self.asked}"
-        if self.verdict != UNDECIDED:
-            return text
-        more = f"{self.seeds_needed - estimate.num_seeds} seeds more" if self.seeds_needed else "more than 100 seeds"
-        return f"{text}, {more} would decide"
+        adjusted = f", adjusted p = {self.adjusted:.2g}" if self.adjusted is not None else ""
+        return f"{self.label}: {self.short} ({self.found.words}{adjusted}): {self.found.outcome}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    finding: FindingSettings
-    verdict: str
-    tested: Sequence[Tested] = ()
+    plan: PlanSettings
+    """The finding."""
+    word: str
     reason: str = ""
+    tested: Sequence[Tested] = ()
+    """Empty unless the claim was scored and its controls hold."""
+    controls: Sequence[ControlScores] = ()
+    samples: int | None = None
+    """Sequences of one training."""
+
+    @property
+    def claim(self) -> ClaimSettings:
+        assert self.plan.claim is not None
+        return self.plan.claim
 
     @property
     def line(self) -> str:
-        head = f"{self.verdict:9} {self.finding.name}"
-        deciding = [it for it in self.tested if it.verdict == self.verdict]
-        if not deciding:
-            return f"{head}: {self.reason}"
-        others = len(self.tested) - 1
-        return f"{head}: {deciding[0].text}{f' (one of {others + 1} contrasts)' if others else ''}"
-
-    @property
-    def other_answer(self) -> tuple[str, str]:
-        """The other verdict (FAIL for an undecided finding), and the condition for it."""
-        if self.verdict != FAIL:
-            return FAIL, self.finding.otherwise
-        missed = [it for it in self.tested if it.verdict != PASS]
-        return PASS, "; ".join(f"{it.label.removesuffix(':')} would have to be {it.asked}" for it in missed)
+        return f"{self.plan.name}: {self.word}: {self.reason}"
 
 
-def decide(finding: FindingSettings, rows: Iterable[ResultRow], seeds: Sequence[int]) -> Decision:
-    """Decide a finding; it is not run if the score of any seed is missing."""
-    scored, wanted = figures(rows), sorted(seeds)
+def decide(
+    plan: PlanSettings, controls: Sequence[ControlScores], rows: Iterable[ResultRow], samples: int | None = None
+) -> Decision:
+    """Decide the claim of a finding, whose runs are finished unless a control failed.
+
+    Raises:
+        UserError: a contrast's settings fit several figures.
+    """
+    decision = Decision(plan=plan, word=NOT_RUN, controls=controls, samples=samples)
+    failed = [control.text for control in controls if not control.is_held]
+    if failed:
+        return replace(decision, word=NOT_REACHED, reason="; ".join(failed))
+    scored = figures(rows)
     try:
-        tested = [_test(contrast, finding, scored, wanted) for contrast in finding.contrasts]
+        short = _short_of_trained_range(decision.claim, scored)
+        if short:
+            return replace(decision, word=NOT_REACHED, reason=short)
+        found = [_found(contrast, scored) for contrast in decision.claim.contrasts]
     except _MissingError as error:
-        return Decision(finding=finding, verdict=NOT_RUN, reason=str(error))
-    return Decision(finding=finding, verdict=judge_all([it.verdict for it in tested]), tested=tested)
-
-
-def variant_at(name: str, rates: Mapping[str, float], finding: FindingSettings) -> str:
-    return "-lr".join([name, *(f"{rate:g}" for rate in rates.values())]) if finding.variants[name].in_window else name
+        return replace(decision, reason=str(error))
+    tested = _judged(decision.claim.contrasts, found)
+    word, reason = _word(decision.claim, tested)
+    return replace(decision, word=word, reason=reason, tested=tested)
 
 
 class _MissingError(Exception): ...
 
 
-def _test(contrast: ContrastSettings, finding: FindingSettings, scored: Sequence[Figure], seeds: list[int]) -> Tested:
-    estimate, is_share = _estimate(contrast, finding, scored, seeds), contrast.kind in ("reaches", "misses")
-    least = REACHES if contrast.kind == "reaches" and contrast.at_least is None else contrast.at_least
-    most = MISSES if contrast.kind == "misses" and contrast.at_most is None else contrast.at_most
-    limits = (-math.inf if least is None else least, math.inf if most is None else most)
-    verdict = judge(estimate, limits, outside=contrast.outside)
-    return Tested(
-        label=_label(contrast),
-        estimate=estimate,
-        limits=limits,
-        outside=contrast.outside,
-        verdict=verdict,
-        seeds_needed=seeds_needed(estimate, limits, is_share=is_share) if verdict == UNDECIDED else None,
-    )
-
-
-def _estimate(
-    contrast: ContrastSettings, finding: FindingSettings, scored: Sequence[Figure], seeds: list[int]
-) -> Estimate:
-    def scores(variant: str) -> list[float]:
-        return _values(_one(contrast, scored, variant), seeds)
-
-    first, threshold = contrast.variants[0], contrast.threshold or 0.0
-    if contrast.evaluation is not None:
-        scored = [figure for figure in scored if figure.evaluation == contrast.evaluation]
-    if contrast.kind in ("reaches", "misses"):
-        return share_of_seeds(scores(first), threshold)
-    if contrast.kind == "difference":
-        return difference(scores(first), scores(contrast.variants[1]))
-    if contrast.kind == "ratio":
-        return ratio(scores(first), scores(contrast.variants[1]))
-    if contrast.kind == "window":
-        [(name, grid)] = (finding.variants[first].rates or {}).items()
-        return window({rate: scores(variant_at(first, {name: rate}, finding)) for rate in grid}, threshold)
-    return _capacity(contrast, scored, seeds)
-
-
-def _capacity(contrast: ContrastSettings, scored: Sequence[Figure], seeds: list[int]) -> Estimate:
-    held: dict[str, dict[int, list[float]]] = {}
-    sizes: dict[str, float] = {}
-    for figure in scored:
-        if figure.variant not in contrast.variants:
+def _short_of_trained_range(claim: ClaimSettings, scored: Sequence[Figure]) -> str:
+    """Name a variant of which fewer than two seeds have learned the trained lengths; empty if there is none."""
+    if claim.trained_range is None:
+        return ""
+    axes = {name for it in scored if it.metric == "selection" for name in it.settings} - {"split"}
+    for contrast in claim.contrasts:
+        if not contrast.claimed:
             continue
-        model = f"{figure.variant}, width {figure.settings.get('width')}"
-        if figure.metric == "state_bytes" and figure.mean is not None:
-            sizes[model] = figure.mean
-        if figure.metric == contrast.metric and contrast.settings.items() <= figure.settings.items():
-            held.setdefault(model, {})[int(figure.settings["num_pairs"])] = _values(figure, seeds)
-    loads = {tuple(sorted(by_load)) for by_load in held.values()}
-    if len(loads) != 1 or len(held) < 3 or not {*held} <= {*sizes}:
-        raise _MissingError(f"{contrast.metric}: a correlation needs three models, each at every number of pairs")
-    return capacity_correlation(held, sizes, contrast.threshold or 0.0)
+        settings = {name: it for name, it in contrast.settings.items() if name in axes}
+        asked = replace(contrast, metric="selection", settings=settings, scaled=False)
+        scores = _scores(asked, asked.variants[0], scored)
+        count = num_solved(scores, claim.trained_range)
+        if count < ENOUGH:
+            return (
+                f"{asked.variants[0]}: accuracy on validation data of trained lengths is {claim.trained_range:g} or "
+                f"more at {count} of {len(scores)} seeds, {ENOUGH} asked; the highest is {max(scores):.3f}"
+            )
+    return ""
 
 
-def _one(contrast: ContrastSettings, scored: Sequence[Figure], variant: str) -> Figure:
+def _found(contrast: ContrastSettings, scored: Sequence[Figure]) -> Found:
+    first, *others = (_scores(contrast, name, scored) for name in contrast.variants)
+    threshold = contrast.threshold or 0.0
+    if contrast.kind == "existence":
+        return existence(first, threshold, claimed=contrast.claimed)
+    if contrast.kind == "difference":
+        return difference(first, others[0], threshold)
+    if contrast.kind == "best_of":
+        return best_of(first, threshold, contrast.best)
+    if contrast.kind == "value":
+        return value(first, contrast.published or 0.0, contrast.margin or 0.0)
+    return order(first, others[0])
+
+
+def _judged(contrasts: Sequence[ContrastSettings], found: Sequence[Found]) -> list[Tested]:
+    """Judge p-values by Holm's procedure over the claim."""
+    with_p = [index for index, it in enumerate(found) if it.p_value is not None]
+    claimed = dict(zip(with_p, holm([found[index].p_value or 0.0 for index in with_p], LEVEL).adjusted, strict=True))
+    opposite = [found[index].opposite_p_value or 0.0 for index in with_p]
+    against = dict(zip(with_p, holm(opposite, LEVEL).adjusted, strict=True))
+    outcomes = [
+        HOLDS if claimed.get(index, 1.0) <= LEVEL else OPPOSITE if against.get(index, 1.0) <= LEVEL else it.outcome
+        for index, it in enumerate(found)
+    ]
+    orders = [index for index, contrast in enumerate(contrasts) if contrast.kind == "order"]
+    significant = sum(outcomes[index] == HOLDS for index in orders)
+    if all(found[index].value > 0 for index in orders) and significant >= IN_ORDER_SHARE * len(orders):
+        outcomes = [HOLDS if index in orders else outcome for index, outcome in enumerate(outcomes)]
+    return [
+        Tested(
+            label=_label(contrast),
+            found=replace(it, outcome=outcomes[index]),
+            adjusted=claimed.get(index),
+            limits=_limits(contrast),
+        )
+        for index, (contrast, it) in enumerate(zip(contrasts, found, strict=True))
+    ]
+
+
+def _word(claim: ClaimSettings, tested: Sequence[Tested]) -> tuple[str, str]:
+    """Return the word and its reason, given that all controls hold."""
+    if claim.disputed is not None:
+        return DISPUTED, claim.disputed
+    values = {index for index, contrast in enumerate(claim.contrasts) if contrast.kind == "value"}
+
+    def texts(*outcomes: str, values_too: bool = True) -> list[str]:
+        chosen = (it for index, it in enumerate(tested) if values_too or index not in values)
+        return [it.text for it in chosen if it.found.outcome in outcomes]
+
+    if contrary := texts(OPPOSITE):
+        return CONTRADICTED, "; ".join(contrary)
+    # With values alone there is no order that could hold.
+    if failed := texts(FAILS, values_too=len(values) == len(tested)):
+        smaller = " in a setting smaller than the source's" if claim.tier == "reduced" else ""
+        where = f" {claim.where}" if claim.where is not None else smaller
+        return NOT_REPRODUCED, f"{NOT_REPRODUCED}{where}: {'; '.join(failed)}"
+    if open_ones := [it for it in tested if it.found.outcome == UNDECIDED]:
+        needed = [it.found.seeds_needed for it in open_ones]
+        most = max((number for number in needed if number is not None), default=0)
+        seeds = f"more than {MAX_SEEDS}" if None in needed else f"{most}"
+        return UNDECIDED, f"{seeds} seeds needed: {'; '.join(it.text for it in open_ones)}"
+    if off := texts(FAILS):
+        return IN_ORDER, "; ".join(off)
+    return SMALLER if claim.tier == "reduced" else REPRODUCED, f"all of {len(tested)} contrasts hold"
+
+
+def _scores(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> list[float]:
+    """Return the scores of a variant in the order of seeds."""
+    fitting = [it for it in scored if contrast.evaluation in (None, it.evaluation)]
     known = [
-        figure
-        for figure in scored
-        if variant in figure.names
-        and figure.metric == contrast.metric
-        and contrast.settings.items() <= figure.settings.items()
+        it
+        for it in fitting
+        if variant in it.names and it.metric == contrast.metric and contrast.settings.items() <= it.settings.items()
     ]
     if not known:
         raise _MissingError(f"{variant} has no {contrast.metric} at {contrast.settings}")
     if len(known) > 1:
-        given = f"settings={contrast.settings}"
-        raise UserError(f"{given}: {contrast.metric} of {variant} was measured at {len(known)} such settings, not one")
-    return known[0]
-
-
-def _values(figure: Figure, seeds: list[int]) -> list[float]:
+        settings = "; ".join(json.dumps(it.settings) for it in known)
+        raise UserError(
+            f"settings={contrast.settings}: {contrast.metric} of {variant} was measured at each of {settings}"
+        )
+    [figure] = known
+    seeds = sorted({seed for it in fitting for seed in it.values})
     missing = [seed for seed in seeds if seed not in figure.values]
     if missing:
         why = f" ({figure.obstacle})" if figure.obstacle else ""
-        raise _MissingError(f"{figure.variant} has no {figure.metric} of {len(missing)} of {len(seeds)} seeds{why}")
-    return [figure.values[seed] for seed in seeds]
+        raise _MissingError(f"{variant} has no {contrast.metric} of {len(missing)} of {len(seeds)} seeds{why}")
+    chance = float(figure.settings["chance"]) if contrast.scaled else 0.0
+    return [_scaled(figure.values[seed], chance) for seed in seeds]
+
+
+def _scaled(score: float, chance: float) -> float:
+    return (score - chance) / (1 - chance)
 
 
 def _label(contrast: ContrastSettings) -> str:
     first, metric = contrast.variants[0], contrast.metric.replace("_", " ")
-    at = "".join(
-        f", {name.removeprefix('num_').replace('_', ' ')} {value}" for name, value in contrast.settings.items()
-    )
+    last = contrast.variants[-1]
+    settings = (f", {name.removeprefix('num_').replace('_', ' ')} {it}" for name, it in contrast.settings.items())
+    at = f"{' (chance-scaled)' if contrast.scaled else ''}{''.join(settings)}"
+    solves = f"with {metric} >= {contrast.threshold}{at}"
     return {
-        "reaches": f"share of seeds of {first} with {metric} >= {contrast.threshold}{at}:",
-        "misses": f"share of seeds of {first} with {metric} >= {contrast.threshold}{at}:",
-        "difference": f"{metric} of {first} less {contrast.variants[-1]}{at}:",
-        "ratio": f"{metric} of {first} over {contrast.variants[-1]}{at}:",
-        "window": f"decades of rates of {first} with {metric} >= {contrast.threshold}{at}:",
-        "correlation": f"rank correlation of state bytes and pairs held at {metric} >= {contrast.threshold}:",
+        "existence": f"share of seeds of {first} {solves}{'' if contrast.claimed else ' (claimed: none)'}",
+        "difference": f"share of seeds of {first} less that of {last} {solves}",
+        "best_of": f"probability that the best of {contrast.best} seeds of {first} is one {solves}",
+        "value": f"mean {metric} of {first}{at}",
+        "order": f"mean {metric} of {first} less {last}{at}",
     }[contrast.kind]
+
+
+def _limits(contrast: ContrastSettings) -> tuple[float, ...]:
+    if contrast.published is not None and contrast.margin is not None:
+        return contrast.published - contrast.margin, contrast.published + contrast.margin
+    return {"best_of": (0.5,), "difference": (0.0,), "order": (0.0,)}.get(contrast.kind, ())

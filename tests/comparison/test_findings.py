@@ -1,29 +1,27 @@
-"""Findings at smoke size: carried out through a plan's cells, decided, written down, and what is refused."""
+"""Findings at smoke size: controls first, carried out as plans, decided, written down, and what is refused."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import find_rates
 import hydra
 import pytest
-import torch
+from claims import contrast, finding
 from probe_settings import smoke_words
-from small import compose_once, in_this_process
+from small import comparison_settings, compose_once, in_this_process
 
 from attnbench.cli.compose import CONF
 from attnbench.cli.reading_names import named_words, read_findings
 from attnbench.comparison import workers
-from attnbench.comparison.findings import plan_of, run_findings
+from attnbench.comparison.findings import run_findings
+from attnbench.comparison.plan import Comparison
 from attnbench.comparison.publish import publish_findings
 from attnbench.comparison.transfer import read_cells
-from attnbench.evals.copy_task import Copy
-from attnbench.results.folder import holding
 from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
-from attnbench.settings.finding import FindingsSettings, read_finding
-from attnbench.settings.schema import SELECTION_SEED
-from attnbench.verdict.bounds import FAIL, NOT_RUN, PASS, UNDECIDED
+from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
+from attnbench.verdict.claims import NOT_REACHED, NOT_RUN, REPRODUCED, UNDECIDED
 
 OVERRIDES = [
     *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
@@ -32,10 +30,14 @@ OVERRIDES = [
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+HOLDS = {"variant": "linear", "threshold": 1e-3, "seeds": 2, "least": 1}
+"""A control that any accuracy but 0 holds."""
+FAILS = {**HOLDS, "threshold": 1.0, "least": 2}
+
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    """Cells run in this process: processes have tests of their own."""
+    """Runs are made in this process: processes have tests of their own."""
 
     def run(function, items, **_):
         yield from in_this_process(function, items)
@@ -43,71 +45,100 @@ def here(monkeypatch):
     monkeypatch.setattr(workers, "run_in_processes", run)
 
 
-def finding(text: Path, **changed):
-    """Claim that a model of softmax without a convolution copies strings after ten steps, which it does not."""
-    values = {
-        "statement": "Softmax copies after ten steps",
-        "source": "nobody",
-        "setting": "smoke",
-        "otherwise": "It would have to learn faster",
-        "core": True,
-        "minutes": {"cpu": 1.0},
-        "evaluations": ["copy"],
+def little(text: Path, *contrasts: dict[str, Any], num_seeds: int = 2, plan=(), **claim: Any) -> PlanSettings:
+    """Claim of strings of five symbols, of models that train for ten steps."""
+    given = {
         "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words("copy")],
-        "variants": {
-            "plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": {"copy": [1e-2]}},
-        },
-        "contrasts": [contrast()],
-    } | changed
-    return read_finding("little", values)
+        "variants": {"softmax": ["attn=softmax"], **({"linear": ["attn=linear"]} if claim.get("controls") else {})},
+        "seeds": [*range(num_seeds)],
+        "probe_seeds": [*range(num_seeds)],
+        **dict(plan),
+    }
+    return finding(*(contrasts or [reaches()]), plan=given, **claim)
 
 
-def contrast(**changed) -> dict:
-    values = {"kind": "reaches", "variants": ["plain"], "metric": "symbol_accuracy", "settings": {"length": 5}}
-    return {**values, "threshold": 0.95, **changed}
+def reaches(**changed: Any) -> dict[str, Any]:
+    return contrast("existence", "softmax", **{"settings": {"length": 5}, "threshold": 0.95, **changed})
 
 
-def settings(outputs: Path, num_seeds: int = 3, **changed) -> FindingsSettings:
-    given = FindingsSettings(
-        names=None, full=False, freeze=False, seeds=[*range(num_seeds)], device="cpu", outputs_dir=str(outputs),
-        report=False, rerun=False, command="attnbench findings little",
-    )  # fmt: skip
-    return replace(given, **changed)
+def settings(outputs: Path, *plans: PlanSettings, **changed: Any) -> list[ComparisonSettings]:
+    given = {"command": "attnbench findings little", **changed}
+    return [comparison_settings(plan, outputs / "findings", **given) for plan in plans]
 
 
-def decided(given: FindingsSettings, *findings) -> list[dict]:
-    folder = run_findings(given, findings, compose_once)
+def decided(*given: ComparisonSettings) -> list[dict]:
+    folder = run_findings(given, compose_once)
     return json.loads((folder / "findings.json").read_text())["findings"]
 
 
-def test_a_false_finding_fails_with_its_figures(text, tmp_path, capsys):
-    [found] = decided(settings(tmp_path), finding(text))
-    assert found["verdict"] == FAIL
+def results(outputs: Path) -> list[Path]:
+    return sorted((outputs / "findings").glob("little/cells/*/results/*.jsonl"))
+
+
+def seeds_of(outputs: Path, variant: str) -> list[int]:
+    names = (path.parents[1].name for path in results(outputs) if f"-{variant}-" in path.parents[1].name)
+    return sorted(int(name.partition("-seed")[2].split("-")[0]) for name in names)
+
+
+def test_a_failed_control_is_not_reached_and_nothing_is_scored(text, tmp_path, capsys):
+    [found] = decided(*settings(tmp_path, little(text, controls=[FAILS]), report=True))
+    assert (found["word"], found["contrasts"]) == (NOT_REACHED, [])
+    assert "control copy linear at rate 0.01: validation accuracy 0." in found["reason"]
+    assert "0 of 2 reach 1, 2 asked" in found["reason"]
+    assert capsys.readouterr().out.splitlines()[-1] == f"little: not reached: {found['reason']}"
+    assert (seeds_of(tmp_path, "linear"), seeds_of(tmp_path, "softmax")) == ([SELECTION_SEED, SELECTION_SEED + 1], [])
+    page = (tmp_path / "findings" / "index.html").read_text()
+    assert "not reached" in page
+    assert "finding-little" not in page
+    # The same command knows it, and trains nothing.
+    before = {path: path.stat().st_mtime_ns for path in results(tmp_path)}
+    assert decided(*settings(tmp_path, little(text, controls=[FAILS]))) == [found]
+    assert {path: path.stat().st_mtime_ns for path in results(tmp_path)} == before
+
+
+def test_a_control_comes_first_and_is_not_scored(text, tmp_path, monkeypatch):
+    order, execute = [], workers.execute
+    monkeypatch.setattr(workers, "execute", lambda stack, *a, **k: (order.append(stack), execute(stack, *a, **k))[1])
+    [found] = decided(*settings(tmp_path, little(text, controls=[HOLDS])))
+    assert found["word"] == UNDECIDED
+    assert found["reason"].startswith(
+        "10 seeds needed: share of seeds of softmax with symbol accuracy >= 0.95, length 5"
+    )
+    assert (seeds_of(tmp_path, "linear"), seeds_of(tmp_path, "softmax")) == (
+        [SELECTION_SEED, SELECTION_SEED + 1],
+        [0, 1],
+    )
+    assert len(order) == 4
     [figure] = found["contrasts"]
-    assert (figure["value"], figure["num_seeds"], figure["asked"]) == (0.0, 3, ">= 0.7")
-    assert figure["high"] == pytest.approx(0.632, abs=1e-3)
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("FAIL      little: share of seeds of plain with symbol accuracy >= 0.95")
-    assert "[0, 0.632]" in line
-    # Of one that fails the other answer is PASS, for which each figure would have to be as it was asked.
-    share = "share of seeds of plain with symbol accuracy >= 0.95, length 5"
-    assert found["other_answer"] == [PASS, f"{share} would have to be >= 0.7"]
+    assert (figure["value"], figure["words"], figure["outcome"]) == (0.0, "0 of 2 seeds", "undecided")
+
+
+def test_a_dry_run_counts_controls_and_what_may_follow(text, tmp_path, caplog):
+    plan = little(text, controls=[HOLDS])
+    with caplog.at_level("INFO"):
+        run_findings(settings(tmp_path, replace(plan, dry_run=True)), compose_once)
+    assert "4 runs (4 copy)" in caplog.text
+    assert "to do  copy linear, lr 0.01, search 2" in caplog.text
+    assert not results(tmp_path)
+    comparison = Comparison(settings(tmp_path, plan)[0], compose_once)
+    comparison.settle(*comparison.recorded())
+    assert [job.label for job in comparison.searched] == [
+        "copy linear, lr 0.01, search",
+        "copy linear, lr 0.01, search 2",
+    ]
+    assert len(comparison.scored) == 2
+    assert comparison.samples == 80
 
 
 def test_nothing_runs_twice_and_the_page_has_each_interval(text, tmp_path):
-    given = settings(tmp_path, 2)
-    folder = run_findings(given, [finding(text)], compose_once)
-    results = {path: path.stat().st_mtime_ns for path in folder.glob("little/cells/*/results/*.jsonl")}
-    assert len(results) == 2
-    run_findings(replace(given, report=True), [finding(text)], compose_once)
-    assert results == {path: path.stat().st_mtime_ns for path in folder.glob("little/cells/*/results/*.jsonl")}
+    given = settings(tmp_path, little(text))
+    folder = run_findings(given, compose_once)
+    before = {path: path.stat().st_mtime_ns for path in results(tmp_path)}
+    assert len(before) == 2
+    run_findings([replace(one, report=True) for one in given], compose_once)
+    assert before == {path: path.stat().st_mtime_ns for path in results(tmp_path)}
     page = (folder / "index.html").read_text()
-    for words in (
-        "Softmax copies after ten steps",
-        "It would have to learn faster",
-        "finding-little",
-        "asked &gt;= 0.7",
-    ):
+    for words in ("Softmax copies", "finding-little", "nobody", "0 [0, 0.842]", "cpu 1.5", "attnbench findings little"):
         assert words in page
     # Words beside a figure stand whole, in lines.
     picture = (folder / "figures" / "finding-little.svg").read_text()
@@ -116,127 +147,102 @@ def test_nothing_runs_twice_and_the_page_has_each_interval(text, tmp_path):
     assert len((folder / "results.csv").read_text().splitlines()) > 2
 
 
-def test_a_finding_goes_on_elsewhere_from_its_cells(text, tmp_path):
-    given, carried = settings(tmp_path / "here", 2), tmp_path / "carried"
-    [found] = decided(given, finding(text))
-    run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
-    there = replace(given, outputs_dir=str(tmp_path / "there"), imported=str(carried))
-    [again] = decided(there, finding(text))
+def test_a_finding_goes_on_elsewhere_from_its_runs(text, tmp_path):
+    plan, carried = little(text, controls=[HOLDS]), tmp_path / "carried"
+    [found] = decided(*settings(tmp_path / "here", plan))
+    run_findings(settings(tmp_path / "here", plan, exported=str(carried)), compose_once)
+    [again] = decided(*settings(tmp_path / "there", plan, imported=str(carried)))
     assert again == found
-    files = [sorted((tmp_path / place).glob("findings/little/cells/*/results/*.jsonl")) for place in ("here", "there")]
-    assert len(files[0]) == 2
+    files = [results(tmp_path / place) for place in ("here", "there")]
+    assert len(files[0]) == 4
     assert [path.read_text().splitlines()[:-1] for path in files[0]] == [
         path.read_text().splitlines()[:-1] for path in files[1]
     ]
 
 
 def test_what_was_cut_off_is_exported_and_where_nothing_is_that_is_said(text, tmp_path):
-    given, carried = settings(tmp_path, 2), tmp_path / "carried"
+    plan, carried = little(text), tmp_path / "carried"
     with pytest.raises(UserError, match=r"none of these findings has results in .*: little"):
-        run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
-    decided(given, finding(text))
-    missing = next((tmp_path / "findings").glob("little/cells/*seed1-*/results/*.jsonl"))
-    missing.unlink()
-    run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
+        run_findings(settings(tmp_path, plan, exported=str(carried)), compose_once)
+    decided(*settings(tmp_path, plan))
+    results(tmp_path)[0].unlink()
+    run_findings(settings(tmp_path, plan, exported=str(carried)), compose_once)
     assert len(read_cells(carried / "little" / "cells.jsonl.gz").folders) == 1
-    for whole in (tmp_path / "findings").glob("little/cells/*/results/*.jsonl"):
-        whole.unlink()
-    with pytest.raises(UserError, match=r"none of these findings has results in .*: little"):
-        run_findings(replace(given, exported=str(carried)), [finding(text)], compose_once)
 
 
-def test_a_folder_without_cells_of_these_findings_is_refused(text, tmp_path):
+def test_a_folder_without_runs_of_these_findings_is_refused(text, tmp_path):
     (tmp_path / "carried" / "other").mkdir(parents=True)
-    given = settings(tmp_path, imported=str(tmp_path / "carried"))
     with pytest.raises(UserError, match=r"import=.*carried: has the runs of none of these findings: little"):
-        run_findings(given, [finding(text)], compose_once)
+        run_findings(settings(tmp_path, little(text), imported=str(tmp_path / "carried")), compose_once)
 
 
-def test_a_training_that_failed_is_named_with_its_reason(text, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("controls", [[], [HOLDS]])
+def test_a_training_that_failed_is_named_with_its_reason(controls, text, tmp_path, monkeypatch, capsys):
     def broken(*_):
         raise UserError("the device went away")
 
     monkeypatch.setattr(workers, "execute", broken)
-    [found] = decided(settings(tmp_path, 2), finding(text))
-    assert found["verdict"] == "not run"
-    assert found["reason"].startswith("copy plain, lr 0.01, seed 0: the device went away")
+    [found] = decided(*settings(tmp_path, little(text, controls=controls)))
+    assert found["word"] == NOT_RUN
+    first = "linear, lr 0.01, search" if controls else "softmax, lr 0.01, seed 0"
+    assert found["reason"].startswith(f"copy {first}: the device went away")
     assert found["reason"].endswith("the same command tries it again")
-    assert "not run   little: copy plain, lr 0.01, seed 0" in capsys.readouterr().out
+    assert f"little: not run: copy {first}" in capsys.readouterr().out
 
 
-def test_one_without_power_is_undecided_and_says_how_many_seeds_more(text, tmp_path, capsys):
-    [found] = decided(settings(tmp_path, 2), finding(text, contrasts=[contrast(kind="misses")]))
-    assert found["verdict"] == UNDECIDED
-    assert found["contrasts"][0]["seeds_needed"] > 2
-    assert "seeds more would decide" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("labels", ["right", "shuffled"])
-def test_a_true_finding_passes_and_with_shuffled_labels_it_does_not(labels, text, tmp_path, monkeypatch):
-    def shuffled(self, split, seed, start, count, device):
-        batch = sequences(self, split, seed, start, count, device)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + start))
-        return batch._replace(targets_BT=batch.targets_BT[order])
-
-    sequences = Copy.sequences
-    if labels == "shuffled":
-        monkeypatch.setattr(Copy, "sequences", shuffled)
+def test_a_true_finding_is_reproduced(text, tmp_path):
     sizes = {"num_steps": 60, "max_length": 1, "test_lengths": [1], "batch_size": 32}
     learns = [*smoke_words("copy"), *(f"eval.copy.{name}={value}" for name, value in sizes.items())]
-    claim = contrast(settings={"length": 1}, threshold=0.5, at_least=0.3)
-    overrides = [*OVERRIDES, f"data.path={text}", *learns]
-    [found] = decided(settings(tmp_path), finding(text, overrides=overrides, contrasts=[claim]))
-    assert (found["verdict"] == PASS) == (labels == "right"), found
+    plan = {"overrides": [*OVERRIDES, f"data.path={text}", *learns]}
+    [found] = decided(*settings(tmp_path, little(text, reaches(settings={"length": 1}, threshold=0.5), plan=plan)))
+    assert found["word"] == REPRODUCED, found
+
+
+def test_rates_are_searched_on_seeds_that_are_not_scored(text, tmp_path):
+    words = ["attn=softmax", "eval.copy.learning_rates=[1e-2,3e-2]"]
+    plan = {"variants": {"softmax": words}, "num_search_seeds": 1}
+    decided(*settings(tmp_path, little(text, num_seeds=1, plan=plan)))
+    assert seeds_of(tmp_path, "softmax") == [0, SELECTION_SEED, SELECTION_SEED]
 
 
 def test_frozen_it_may_not_be_changed(text, tmp_path):
-    given = settings(tmp_path, 2)
-    run_findings(replace(given, freeze=True), [finding(text)], compose_once)
-    assert not [*(tmp_path / "findings" / "little").glob("cells/*")]
+    run_findings(settings(tmp_path, little(text, controls=[HOLDS]), freeze=True), compose_once)
+    assert not results(tmp_path)
     with pytest.raises(UserError, match=r"claim\.contrasts\[0\]\.threshold was frozen as 0\.95 and is 0\.9 now"):
-        run_findings(given, [finding(text, contrasts=[contrast(threshold=0.9)])], compose_once)
+        run_findings(settings(tmp_path, little(text, reaches(threshold=0.9), controls=[HOLDS])), compose_once)
+    with pytest.raises(UserError, match=r"claim\.controls\[0\]\.least was frozen as 1 and is 2 now"):
+        run_findings(settings(tmp_path, little(text, controls=[{**HOLDS, "least": 2}])), compose_once)
+    # Minutes are measured afterwards.
+    run_findings(settings(tmp_path, little(text, controls=[HOLDS], minutes={"cpu": 9.0})), compose_once)
 
 
 def test_seeds_that_another_table_has_booked_are_not_frozen(text, tmp_path):
-    run_findings(settings(tmp_path, freeze=True, seeds=[200]), [finding(text)], compose_once)
-    with pytest.raises(UserError, match="100 is booked"):
-        run_findings(settings(tmp_path / "other", freeze=True, seeds=[100]), [finding(text)], compose_once)
+    def booked(seed: int) -> PlanSettings:
+        return little(text, plan={"seeds": [seed], "probe_seeds": [seed]})
+
+    run_findings(settings(tmp_path, booked(400), freeze=True), compose_once)
+    for seed in (100, 200):
+        with pytest.raises(UserError, match=f"{seed} is booked"):
+            run_findings(settings(tmp_path / "other", booked(seed), freeze=True), compose_once)
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"minutes": {"cuda": 1.0}}, "device=cpu: too slow to decide it; it takes cuda"),
-     ({"evaluations": ["strings"], "overrides": []}, "strings"),
-     ({"variants": {"plain": {"words": ["attn=softmax"], "rates": None}}}, "no learning rate was searched for plain"),
+     ({"plan": {"evaluations": ["strings"], "overrides": []}}, "strings"),
      ({"needs": ["a probe of that"]}, "needs a probe of that"),
-     ({"variants": {"plain": {"words": ["attn=softmaxx"], "rates": {"copy": [1e-2]}}}}, "softmaxx")],
-    ids=["device", "probe", "rate", "lack", "mixer"],
+     ({"plan": {"variants": {"softmax": ["attn=softmaxx"]}}}, "softmaxx")],
+    ids=["device", "probe", "lack", "mixer"],
 )  # fmt: skip
 def test_what_cannot_run_is_said_in_one_line(changed, reason, text, tmp_path):
-    claim = finding(text, **changed)
-    [found] = decided(settings(tmp_path), claim)
-    assert found["verdict"] == NOT_RUN
-    assert reason in found["reason"]
+    claim = little(text, **changed)
     with pytest.raises(UserError, match=f"^little: .*{reason}") as refused:
-        run_findings(settings(tmp_path, names=["little"]), [claim], compose_once)
+        run_findings(settings(tmp_path, claim), compose_once)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [({"threshold": 1.5}, r"threshold=1\.5: symbol_accuracy lies in 0 to 1$"),
-     ({"at_least": 1.5}, r"at_least=1\.5: must lie inside 0 to 1"),
-     ({"variants": ["other"]}, "other must be one of plain, conv"),
-     ({"kind": "difference", "variants": ["plain", "conv"], "threshold": None}, "takes at_least, at_most, or both"),
-     ({"kind": "difference"}, r"variants=\['plain'\]: kind=difference takes 2"),
-     ({"kind": "window", "at_least": 1.0}, r"plain has rates={'copy': \[0\.01\]}; a window alone takes several"),
-     ({"kind": "beats"}, "kind=beats: must be one of reaches, misses")],
-)  # fmt: skip
-def test_a_contrast_that_cannot_be_tested_is_one_line(changed, message, text):
-    variants = {name: {"words": ["attn=softmax"], "rates": {"copy": [1e-2]}} for name in ("plain", "conv")}
-    with pytest.raises(UserError, match=message) as refused:
-        finding(text, variants=variants, contrasts=[contrast(**changed)])
-    assert "\n" not in str(refused.value)
+    # Beside one that runs it is a row.
+    found = decided(*settings(tmp_path, claim, replace(little(text, num_seeds=1), name="other")))
+    assert [it["word"] for it in found] == [NOT_RUN, UNDECIDED]
+    assert reason in found[0]["reason"]
 
 
 def test_plain_words_are_names():
@@ -249,16 +255,17 @@ def test_plain_words_are_names():
     assert named_words([*options, "mine"]) == [*options, "names=[mine]"]
 
 
-def read_words(*words: str):
+def read_words(*words: str) -> list[ComparisonSettings]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("findings", [*words, "names=[nope_copy]"], return_hydra_config=True)
         return read_findings(config, config.hydra)
 
 
-def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
-    given, [found] = read_words("stack=auto", "devices=all")
-    plan = plan_of(given, found).plan
-    assert (plan.stack, plan.devices) == (None, "all")
+def test_a_command_line_has_the_settings_of_a_plan():
+    [found] = read_words("plan.stack=auto", "plan.devices=all", "plan.probe_seeds=[7,8,9,10,11]", "outputs_dir=there")
+    assert (found.plan.stack, found.plan.devices, found.plan.probe_seeds) == (None, "all", [7, 8, 9, 10, 11])
+    assert (found.plan.name, found.plan.ranked, found.outputs_dir) == ("nope_copy", [], "there/findings")
+    assert found.plan.seeds == [*range(400, 410)]
 
 
 @pytest.mark.parametrize(
@@ -268,83 +275,50 @@ def test_a_command_line_names_devices_and_a_stack_as_a_plans_does():
         (["export=''"], "export='': name a folder"),
         (["freeze=true", "export=there"], "freeze=true with export=there: do one after the other"),
         (["freeze=true", "import=docs"], "freeze=true with import=docs: do one after the other"),
-        (["full=true"], r"full=true with names=\['nope_copy'\]: full runs all there are"),
         (["export=there", "import=docs"], "export=there with import=docs: do one after the other"),
+        (["+plan.claim.tire=exact"], "claim.tire=exact: unknown setting"),
+        (["plan.num_workers=0"], "plan.num_workers=0: must be at least 1"),
     ],
 )
-def test_words_about_carried_cells_that_cannot_be_meant(words, message):
+def test_words_that_cannot_be_meant(words, message):
     with pytest.raises(UserError, match=message):
         read_words(*words)
 
 
-def test_rates_are_searched_on_seeds_that_are_not_scored_and_printed_for_the_yaml(text, tmp_path, capsys):
-    unsearched = finding(text, variants={"plain": {"words": ["attn=softmax", "attn.conv_size=0"], "rates": None}})
-    plan = find_rates.searching(unsearched, settings(tmp_path), {"copy": [1e-2, 3e-2]}, num_seeds=1)
-    # Its folder is there before a size of stacks is written into it, and nobody else's meanwhile.
-    with holding(tmp_path / "findings" / "little", waits=False), pytest.raises(UserError, match="in use by"):
-        find_rates.search(unsearched, plan)
-    find_rates.search(unsearched, plan)
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told in {f"little: plain: rates: {{'copy': [{rate}]}}" for rate in (0.01, 0.03)}
-    seeds = {path.parents[1].name.split("-")[-2] for path in tmp_path.glob("findings/little/cells/*/results/*.jsonl")}
-    assert seeds == {f"seed{SELECTION_SEED}"}
-
-
-def test_a_finding_of_a_probe_and_a_language_model_has_a_rate_for_each(text, tmp_path):
-    words = [*OVERRIDES, f"data.path={text}", *smoke_words("copy", "perplexity"), "train.num_epochs=null"]
-    several = {
-        "evaluations": ["copy", "perplexity"],
-        "overrides": [*words, "train.num_steps=2", "train.warmup_steps=1"],
-        "contrasts": [
-            contrast(evaluation="copy"),
-            {
-                **{"kind": "misses", "variants": ["plain"], "evaluation": "perplexity"},
-                **{"metric": "nats_per_character", "threshold": 1.0},
-                "settings": {"split": "test", "checkpoint": "best", "context": "full", "sequence_length": 32},
-            },
-        ],
-    }
-    plain = {"words": ["attn=softmax", "attn.conv_size=0"], "rates": {"copy": [1e-2], "training": [3e-3]}}
-    run_findings(settings(tmp_path, 1), [finding(text, **several, variants={"plain": plain})], compose_once)
-    folder = tmp_path / "findings" / "little"
-    [model] = folder.glob("*/config.yaml")
-    [probe] = folder.glob("cells/*/config.yaml")
-    assert "learning_rate: 0.003" in model.read_text()
-    assert "learning_rate: 0.01" in probe.read_text()
-    half = {"plain": {**plain, "rates": {"copy": [1e-2]}}}
-    [found] = decided(settings(tmp_path, 1), finding(text, **several, variants=half))
-    assert found["reason"] == "no learning rate was searched for training plain yet"
-    with pytest.raises(UserError, match=r"contrasts\[0\]\.evaluation: must be one of copy, perplexity"):
-        finding(text, **several | {"contrasts": [contrast()]}, variants=half)
-
-
-def test_published_findings_have_their_verdicts_figures_cells_and_what_was_frozen(text, tmp_path):
-    claims = [finding(text), replace(finding(text, minutes={"cuda": 1.0}), name="other")]
-    run_findings(settings(tmp_path, 2, seeds=[200, 201], freeze=True), claims[:1], compose_once)
-    folder = run_findings(settings(tmp_path, 2, seeds=[200, 201], report=True), claims, compose_once)
+def test_published_findings_have_their_words_figures_runs_and_what_was_frozen(text, tmp_path):
+    seeds = {"seeds": [400, 401], "probe_seeds": [400, 401]}
+    claims = [
+        little(text, controls=[HOLDS], plan=seeds),
+        replace(little(text, minutes={"cuda": 1.0}), name="other"),
+        replace(little(text, controls=[FAILS], plan=seeds), name="third"),
+    ]
+    run_findings(settings(tmp_path, claims[0], freeze=True), compose_once)
+    folder = run_findings(settings(tmp_path, *claims, report=True), compose_once)
     target = tmp_path / "page"
     publish_findings(folder, target, claims, title="Findings here", note="Of a test.")
     page = (target / "README.md").read_text()
     for words in (
         "# Findings here",
-        "| little | Softmax copies after ten steps | nobody | UNDECIDED |",
-        "## little: UNDECIDED",
+        "| little | Softmax copies | nobody | exact | 1.0 | share of seeds of softmax",
+        "| undecided | cpu 1.5 | attnbench findings little |",
+        "## little: undecided",
         "before the first score",
         "(little/finding-little.svg)",
         "## other: not run",
-        "Not run: device=cpu: too slow to decide it",
-        "For FAIL: It would have to learn faster.",
+        "device=cpu: too slow to decide it",
+        "## third: not reached",
         "    attnbench findings little",
     ):
-        assert words in page
-    assert len(read_cells(target / "little" / "cells.jsonl.gz").folders) == 2
+        assert words in page, words
+    assert len(read_cells(target / "little" / "cells.jsonl.gz").folders) == 4
+    assert len(read_cells(target / "third" / "cells.jsonl.gz").folders) == 2
     assert (target / "little" / "freeze.json").exists()
     assert len(read_csv(target / "results.csv.gz")) > 2
     assert list(target.glob("environment-*.json"))
-    # Of findings.json nothing is believed: verdict, figures and claim are decided from the cells again.
+    # Of findings.json nothing is believed: word, figures and claim are decided from the runs again.
     record = json.loads((folder / "findings.json").read_text())
     for entry in record["findings"]:
-        entry |= {"verdict": "PASS", "statement": "Softmax wins", "contrasts": [{"text": "share 1.0"}]}
+        entry |= {"word": "reproduced", "statement": "Softmax wins", "contrasts": [{"text": "share 1.0"}]}
     (folder / "findings.json").write_text(json.dumps(record))
     publish_findings(folder, target, claims, title="Findings here", note="Of a test.")
     assert (target / "README.md").read_text() == page
@@ -360,7 +334,7 @@ def test_published_findings_have_their_verdicts_figures_cells_and_what_was_froze
     publish_findings(folder, target, claims, title="Findings here")
     assert "before the first score" not in (page := (target / "README.md").read_text())
     assert "but its first score is of" in page
+    record["findings"] = record["findings"][1:2]
+    (folder / "findings.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"nothing to publish"):
-        publish_findings(
-            run_findings(settings(tmp_path / "none"), claims[1:], compose_once), target, claims, title="None"
-        )
+        publish_findings(folder, target, claims, title="None")

@@ -12,19 +12,18 @@ import torch
 import yaml
 from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
-from simulate_findings import findings
+from small import comparison_settings
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.reading import read_comparison
-from attnbench.comparison.findings import claim_of, plan_of
+from attnbench.cli.reading_names import every_finding
 from attnbench.comparison.imports import import_for
 from attnbench.results.folder import ROOT
-from attnbench.settings.finding import FindingsSettings
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.training import prepare
 
 RESULTS = ROOT / "docs" / "results"
-FAST = "findings-cpu/nope_copy"
+FAST = "published-h100"
 
 CHARACTERS = {"wikitext2": 10_780_437, "books": 119732932}
 """Characters of the training split of each corpus that is not part of the repository."""
@@ -52,12 +51,8 @@ def settings_of(page: str, outputs: Path) -> ComparisonSettings:
     """The settings that the page's own command gives."""
     table, _, name = page.partition("/")
     if name:
-        [finding] = (it for it in findings() if it.name == name)
-        given = FindingsSettings(
-            names=None, full=False, freeze=False, seeds=[*range(200, 210)], outputs_dir=str(outputs), report=False,
-            device="cpu" if table.endswith("cpu") else "cuda", rerun=False, command="",
-        )  # fmt: skip
-        return plan_of(given, finding)
+        [plan] = (it for it in every_finding() if it.name == name)
+        return comparison_settings(plan, outputs, device="cpu" if table.endswith("cpu") else "cuda")
     words = shlex.split(json.loads((RESULTS / page / "comparison.json").read_text())["command"])[2:]
     words = [word for word in words if not word.startswith(("import=", "plan.devices="))]
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -99,8 +94,7 @@ def test_published_cells_are_all_found(page, tmp_path, monkeypatch):
         lambda settings, *others: known if settings.name in CHARACTERS else load(settings, *others),
     )
     given = settings_of(page, tmp_path)
-    claims = {finding.name: claim_of(finding) for finding in findings()} if "/" in page else {}
-    import_for(given, compose, source, claims.get(given.plan.name))
+    import_for(given, compose, source)
     folder = Path(given.outputs_dir) / given.plan.name
     taken = {path.parent.relative_to(folder).as_posix() for path in folder.glob("**/config.yaml")}
     there = {path.removesuffix("/config.yaml") for path in texts if path.endswith("/config.yaml")}

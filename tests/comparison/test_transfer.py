@@ -43,7 +43,7 @@ def plan_in(outputs: Path) -> Any:
     cells = [score.at(rate, seed, None) for rate in score.grid for seed in score.search_seeds]
     return SimpleNamespace(
         folder=folder, scores=[score], seeds_of=lambda score: [], timed=[], settings=given, cells=cells,
-        programs=lambda found: [ask_for(cells)],
+        carry_out=lambda driver, found: driver.run([ask_for(cells)]),
     )  # fmt: skip
 
 

@@ -1,11 +1,9 @@
 """README.md says only what is true: its tables are the published ones, and its Python runs."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 from pages import PAGES, blocks, read, shown_results
@@ -81,42 +79,6 @@ def outcomes() -> dict[tuple[str, str], list[str]]:
         by = {"more": " by more than 1 %", "less": " by less than 1 %"}.get(size, "")
         found[outcome + by, evaluation] = re.findall(r"(\w+) [-+]?\d\S* (?:% )?\[", names)
     return found
-
-
-def test_the_findings_are_counted_as_published():
-    counts = Counter(it["verdict"] for it in json.loads(read("docs/results/findings-h100/findings.json"))["findings"])
-    told = " ".join(section("Results").split())
-    assert counts == {"PASS": 1, "FAIL": 10, "UNDECIDED": 4, "not run": 1}
-    assert "Of sixteen published claims" in told
-    assert "one met its threshold" in told
-    assert "four missed it, six are not testable in these settings, four are undecided, and one was not run" in told
-    assert {*NOT_TESTABLE, *MISSED} == failed("h100")
-    for page in ("docs/findings.md", "docs/results/README.md", "docs/results/findings-h100/README.md"):
-        told = " ".join(read(page).split())
-        assert "not testable in these settings" in told.lower(), page
-        assert all(name in told and reason in told for name, reason in NOT_TESTABLE.items()), page
-    for machine in ("h100", "cpu"):
-        page = read(f"docs/results/findings-{machine}/README.md")
-        marked = re.findall(r"^\| (\w+) \|.*\| FAIL; not testable in these settings \|$", page, re.MULTILINE)
-        assert {*marked} == failed(machine) - {*MISSED}
-
-
-NOT_TESTABLE = {
-    "parity": "grid of rates ended at 3e-2",
-    "mod_arithmetic": "1/570 of the source's",
-    "induction": "below the 0.25 of guessing",
-    "recall_state": "no correlation can exceed 0.775",
-    "selective_copy": "budget of 400 steps",
-    "mad_delta": "budget of 400 steps",
-}
-"""Findings that read FAIL and are decided by their setting, with words of the reason."""
-
-MISSED = ("copy_state", "gate_kda", "ppl_order", "rate_window")
-
-
-def failed(machine: str) -> set[str]:
-    found = json.loads(read(f"docs/results/findings-{machine}/findings.json"))["findings"]
-    return {it["name"] for it in found if it["verdict"] == "FAIL"}
 
 
 def test_the_verdicts_that_it_tells_are_those_of_the_published_pages():

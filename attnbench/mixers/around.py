@@ -1,6 +1,6 @@
 """Parts around the mixing, which `Shell` puts together with an option for each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -14,18 +14,34 @@ from attnbench.settings.errors import UserError
 
 Gate = Literal["none", "silu", "sigmoid"]
 
+PARTS = ("q", "k", "v")
+"""Query, key and value."""
+
 
 class QueryKeyValue(nn.Module):
-    """One projection to query, key and value of the given total widths, a short convolution over all three, and
-    SiLU."""
+    """One projection to query, key and value of the given total widths, a short convolution, and SiLU.
+
+    Args:
+        conv_on: which of them the convolution acts on, "q", "k" and "v"; None: all three.
+    """
 
     def __init__(
-        self, dim: int, query_width: int, key_width: int, value_width: int, *, conv_size: int, activation: bool = False
+        self,
+        dim: int,
+        query_width: int,
+        key_width: int,
+        value_width: int,
+        *,
+        conv_size: int,
+        activation: bool = False,
+        conv_on: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         self.widths = [query_width, key_width, value_width]
         self.projection = Projection(dim, sum(self.widths))
-        self.convolution = ShortConvolution(sum(self.widths), conv_size) if conv_size else None
+        self.is_convolved = [conv_on is None or name in conv_on for name in PARTS]
+        channels = sum(width for width, is_on in zip(self.widths, self.is_convolved, strict=True) if is_on)
+        self.convolution = ShortConvolution(channels, conv_size) if conv_size else None
         self.activation = activation
 
     def forward(
@@ -41,15 +57,23 @@ class QueryKeyValue(nn.Module):
         else:
             pairs = zip(x_BTD, self.projection.weight.split(self.widths), strict=True)
             mixed = torch.cat([F.linear(part_BTD, weight) for part_BTD, weight in pairs], dim=-1)
-        if self.convolution is not None:
+        if self.convolution is None:
+            return F.silu(mixed) if self.activation else mixed
+        if all(self.is_convolved):
             return self.convolution(mixed, history_BWC, activation=self.activation)
+        parts = list(mixed.split(self.widths, dim=-1))
+        chosen = [index for index, is_on in enumerate(self.is_convolved) if is_on]
+        convolved = self.convolution(torch.cat([parts[index] for index in chosen], dim=-1), history_BWC)
+        for index, part in zip(chosen, convolved.split([self.widths[it] for it in chosen], dim=-1), strict=True):
+            parts[index] = part
+        mixed = torch.cat(parts, dim=-1)
         return F.silu(mixed) if self.activation else mixed
 
     def init_history(self, batch_size: int, dtype: torch.dtype) -> Tensor:
         """Return zeros, (B, W, C); W = 0 without a convolution."""
         taps = self.convolution.size - 1 if self.convolution is not None else 0
-        device = self.projection.weight.device
-        return torch.zeros(batch_size, taps, sum(self.widths), dtype=dtype, device=device)
+        channels = len(self.convolution.weight) if self.convolution is not None else sum(self.widths)
+        return torch.zeros(batch_size, taps, channels, dtype=dtype, device=self.projection.weight.device)
 
 
 def head_norm(width: int, is_on: bool, eps: float = 1e-6) -> nn.Module:

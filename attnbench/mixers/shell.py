@@ -43,6 +43,8 @@ class Shell(MixerOptions):
         "none", "multiply the output by silu(gate(x)) or sigmoid(gate(x)): none | silu | sigmoid"
     )
 
+    conv_on: ClassVar[list[str] | None] = None
+    """Parts that the convolution acts on, see QueryKeyValue."""
     activation: ClassVar[bool] = False
     """True if SiLU follows projection and convolution."""
     unit_keys: ClassVar[bool] = False
@@ -56,7 +58,8 @@ class Shell(MixerOptions):
         self.backend = self.known_backend(self.backend)
         self.heads, self.key_width, self.value_width = self.sizes()
         activation = self.activates({"conv_size": self.conv_size})
-        self.query_key_value = QueryKeyValue(self.dim, *self.widths(), conv_size=self.conv_size, activation=activation)
+        convolution = {"conv_size": self.conv_size, "conv_on": self.conv_on}
+        self.query_key_value = QueryKeyValue(self.dim, *self.widths(), activation=activation, **convolution)
         is_learned = self.qk_norm and not self.unit_keys
         self.query_norm, self.key_norm = (head_norm(self.key_width, is_learned) for _ in range(2))
         self.positions = RotaryPositions(self.key_width, self.rotary_theta)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnbench.machine.device import on_kernels
+from attnbench.mixers.around import PARTS
 from attnbench.mixers.options import options_of
 from attnbench.mixers.shell import Shell
 from attnbench.ops.attention.softmax_attention import attention_flops, decode, definition, materialised
@@ -34,6 +35,13 @@ class Softmax(Shell):
     num_key_value_heads: int | None = option(
         None, "key/value heads shared by query heads, a divisor of num_heads; null: num_heads", after="num_heads"
     )
+    conv_on: list[str] | None = option(
+        None,
+        "of q, k and v those that the convolution acts on: [k]; null: all",
+        after="conv_size",
+        choices=PARTS,
+        distinct=True,
+    )
     rotary_theta = 10000.0
 
     auto_rule = "there is no other"
@@ -53,6 +61,11 @@ class Softmax(Shell):
         given = {name: options.get(name, entry.default) for name, entry in options_of(cls).items()}
         sizes = {"window": given.get("window"), "head_width": options.get("head_width")}
         return cls.choose(given["backend"], **sizes, device_type=device_type, precision=precision)
+
+    def check_options(self) -> None:
+        super().check_options()
+        if self.conv_on is not None and not self.conv_size:
+            raise UserError(f"attn.conv_on={self.conv_on}: there is no convolution; attn.conv_size=4 gives it one")
 
     def widths(self) -> tuple[int, int, int]:
         self.groups = self.heads if self.num_key_value_heads is None else self.num_key_value_heads

@@ -442,7 +442,7 @@ def test_a_row_says_what_the_mixer_and_the_evaluation_were(tmp_path):
         settings = row.measurement.settings
         assert settings["mixer_options"] == {
             **{"num_heads": None, "num_key_value_heads": None, "rotary_theta": 10000.0, "conv_size": 4},
-            **{"qk_norm": True, "output_norm": False, "output_gate": "none"},
+            **{"conv_on": None, "qk_norm": True, "output_norm": False, "output_gate": "none"},
         }
         expected = {"num_steps": 10, "batch_size": 8, "dim": 16, "num_layers": 2, "max_length": 4, "selective": False}
         assert expected.items() <= settings["evaluation_options"].items()

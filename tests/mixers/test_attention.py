@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.flash import Flash
+from attnbench.mixers.fox import Fox
 from attnbench.mixers.softmax import Softmax
+from attnbench.mixers.window import Window
 from attnbench.ops.attention.softmax_attention import attend, definition, materialised, visible
 from attnbench.settings.errors import UserError
 
@@ -32,6 +34,31 @@ def test_flash_has_the_parameters_of_softmax() -> None:
     options = {"num_key_value_heads": 2, "qk_norm": True, "output_norm": True, "output_gate": "silu", "conv_size": 4}
     shapes = [{name: p.shape for name, p in made(cls, **options).named_parameters()} for cls in (Softmax, Flash)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("conv_on", [["q"], ["k"], ["v"], ["k", "v"], ["v", "q"], ["q", "k", "v"]])
+@pytest.mark.parametrize("cls", [Softmax, Flash, Window, Fox])
+def test_the_convolution_acts_on_the_parts_that_are_named(cls, conv_on) -> None:
+    options = {"conv_size": 3, "num_key_value_heads": 2, "rotary_theta": None}
+    mixer, x = made(cls, conv_on=conv_on, **options), inputs(2, 9, DIM)
+    own = mixer.query_key_value
+    parts = dict(zip("qkv", own.projection(x).split([32, 16, 16], dim=-1), strict=True))
+    assert own.convolution is not None
+    widths = [parts[name].shape[-1] for name in "qkv" if name in conv_on]
+    weights = dict(zip(sorted(conv_on, key="qkv".index), own.convolution.weight.split(widths), strict=True))
+    for found, (name, expected) in zip(own(x), parts.items(), strict=True):
+        if name in conv_on:
+            padded = torch.nn.functional.pad(expected, (0, 0, 2, 0))
+            taps = [padded[:, tap : tap + 9] * weights[name][:, tap] for tap in range(3)]
+            expected = torch.stack(taps).sum(0)
+        torch.testing.assert_close(found, expected)
+    whole = mixer(x)[0]
+    state = mixer.init_state(2, 9, torch.float64)
+    first, state = mixer(x[:, :4], state)
+    steps = [mixer.step(x[:, position], state)[0] for position in range(4, 9)]
+    torch.testing.assert_close(torch.cat([first, torch.stack(steps, 1)], 1), whole)
+    if len(conv_on) == 3:
+        torch.testing.assert_close(whole, made(cls, **options)(x)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("cls", [Softmax, Flash])
@@ -74,6 +101,10 @@ def test_bfloat16_scores_are_summed_in_float32(cls) -> None:
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
+        (Softmax, {"conv_on": ["k"]}, r"attn.conv_on=\['k'\]: there is no convolution; attn.conv_size=4"),
+        (Softmax, {"conv_on": [], "conv_size": 4}, r"attn.conv_on=\[\]: must name at least one"),
+        (Softmax, {"conv_on": ["k", "k"], "conv_size": 4}, r"attn.conv_on=\['k', 'k'\]: names something twice"),
+        (Softmax, {"conv_on": ["gate"], "conv_size": 4}, r"attn.conv_on=\['gate'\]: must be one of q, k, v"),
         (Softmax, {"num_heads": 3}, "num_heads=3 × head_width=8 is 24, model.dim is 32"),
         (Flash, {"num_key_value_heads": 3}, "num_key_value_heads=3: must divide the 4"),
         (Softmax, {"num_key_value_heads": 0}, "num_key_value_heads=0"),

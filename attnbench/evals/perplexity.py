@@ -1,15 +1,16 @@
 """Perplexity with full context, over a whole split, by position in the window, and beyond the training length."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from attnbench.data.batches import evaluation_batches, evaluation_shape
 from attnbench.evals.base import CheckpointEvaluation, Subject
+from attnbench.evals.lib.slices import slice_rows
 from attnbench.evals.lib.token_scores import FULL_CONTEXT, Place, rows_without_numbers, score_rows
+from attnbench.evals.lib.windows import context_starts, full_context
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import character_nats
@@ -44,6 +45,15 @@ class Perplexity(CheckpointEvaluation):
     characters: int | None = option(
         None, "read the first characters of each split alone; null: all, which a CPU takes minutes for", minimum=2
     )
+    slice_ngram: int | None = option(
+        None,
+        "nats, too, of test tokens that end an n-gram of so many tokens which their context has already, and of the "
+        "others; Zoology's is of 2 BPE tokens; null: none",
+        minimum=1,
+    )
+    slice_max_count: int | None = option(
+        None, "of those n-grams, occurrences in the training split at most; Zoology's is 1250; null: any", minimum=1
+    )
     batch_tokens: int = option(32768, "characters in one forward pass; changes the memory, not the result", minimum=1)
 
     plots = (("perplexity", "sequence_length"), ("nats_per_character", "position_bucket"))
@@ -69,10 +79,19 @@ class Perplexity(CheckpointEvaluation):
                 if not len(subject.corpus.tokens[split]):
                     yield from rows_without_numbers(places, "unsupported", NO_TEST_SPLIT)
                     continue
-                yield from score_rows(places, *self._nats(model, subject, split, subject.seq_len))
+                nats = self._nats(model, subject, split, subject.seq_len)
+                yield from score_rows(places, *nats)
+                if self.slice_ngram is not None and (checkpoint, split) == ("final", "test"):
+                    yield from self._slices(places[1], nats[1], self._part(subject, split)[0])
             if checkpoint == "final":
                 for multiple in self.extrapolation:
                     yield from self._longer(model, subject, multiple * subject.seq_len)
+
+    def _slices(self, place: Place, full_N: Tensor, text_N: Tensor) -> Iterator[Measurement]:
+        assert self.slice_ngram is not None
+        if len(full_N):
+            starts_N = context_starts(len(text_N) - 1, place.length)
+            yield from slice_rows(place, full_N, text_N, starts_N, self.slice_ngram, self.slice_max_count)
 
     def _longer(self, model: LanguageModel, subject: Subject, length: int) -> Iterator[Measurement]:
         places, num_test = self._places(subject, "test", "final", length), len(self._part(subject, "test")[0])
@@ -118,15 +137,3 @@ class Perplexity(CheckpointEvaluation):
             )
             for context, start in (({}, 0), (FULL_CONTEXT, length // 2))
         ]
-
-
-def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> Tensor:
-    """Return the nats of every token from half a window on, each at a position in the last half of its window: in turn
-    from `all_N`, the nats of consecutive windows, and from windows half a window later, by `nats` of the text from an
-    index on."""
-    half, shift = length // 2, length - length // 2
-    index_N = torch.arange(len(all_N))[half:]
-    full_N, is_shifted_N = all_N[half:].clone(), index_N % length < half
-    if is_shifted_N.any():
-        full_N[is_shifted_N] = nats(shift)[index_N[is_shifted_N] - shift]
-    return full_N

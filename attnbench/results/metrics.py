@@ -30,6 +30,7 @@ DEFINITIONS = {
     "perplexity": "exp of the nats a token, over the whole split; a token is a character if data.tokenizer says so",
     "bits_per_character": "nats a character divided by log 2",
     "bits_per_byte": "bits a byte of UTF-8, comparable whatever the tokenizer; 8 for each byte it does not know",
+    "token_share": "share of the tokens that are in the slice",
     "rate_window": "decades of learning rates in total that reach 90 % of the best score, gaps left out",
     "rate_sensitivity": "mean loss of score against the best one, over the rates within a decade of the chosen one",
     # Models
@@ -74,6 +75,7 @@ AXES = {
     "beyond_training": "longer than any sequence that was trained on",
     "training_lengths": "length of the strings over that of the longest trained on",
     "levels": "levels that the doublings are a sum over, their maximum",
+    "slice": "repeated: tokens that complete an n-gram which their context has already; other: the rest",
     "budget": "most steps, or sequences, that a training may take",
 }
 """Definition of each setting whose name does not explain it."""

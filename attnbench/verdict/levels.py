@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,20 @@ def _near(sample: Sequence[Any]) -> float:
 
 def _equal_at(sample: Sequence[Any]) -> np.ndarray:
     """Return for each split but the observed one the shift of the first scores at which it has the same difference."""
-    first, second = (np.asarray(values, dtype=float) for values in sample)
-    groups, scores = splits(len(first), len(second))[1:].astype(float), np.concatenate([first, second])
-    weights = groups * (1 / len(first) + 1 / len(second)) - 1 / len(second)
-    moved = weights[:, : len(first)].sum(1)
+    first, second = sample
+    weights, distance = _other_splits(len(first), len(second))
+    return (_difference(sample) - weights @ np.array([*first, *second], dtype=float)) / distance
+
+
+@lru_cache(maxsize=2)
+def _other_splits(num_first: int, num_second: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each split but the observed one the weights of the scores in its difference, and how much less than
+    the observed difference it moves with the first scores."""
+    weights = splits(num_first, num_second) * (1 / num_first + 1 / num_second) - 1 / num_second
+    distance = 1 - weights[:, :num_first].sum(1)
     # A sample of the splits may hold the observed one again.
-    is_other = moved < 1 - 1e-9
-    return (_difference(sample) - weights[is_other] @ scores) / (1 - moved[is_other])
+    is_other = distance > 1e-9
+    return weights[is_other], distance[is_other]
 
 
 UNPAIRED = Unpaired()

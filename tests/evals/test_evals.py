@@ -30,6 +30,9 @@ SMALL = [
     *("train.num_epochs=null", "train.num_steps=4", "train.batch_size=4", "device=cpu", "logger=none", "data=text"),
 ]
 
+FULL = {"split": "test", "checkpoint": "final", "context": "full", "sequence_length": 32}
+"""Settings of the score that slices are parts of."""
+
 COUNTED = ("parameters", "state_bytes", "accuracy", "symbol_accuracy", "string_accuracy", "perplexity")
 """Metrics that are equal in two equal measurements; others are read from a clock or from the system's memory."""
 
@@ -142,3 +145,19 @@ def test_the_battery_is_the_six_that_are_not_asked_for_by_name(text, tmp_path):
     own = compose_once([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
     names = [evaluation.name for evaluation in own.evaluations]
     assert sorted(names) == ["copy", "memory", "perplexity", "recall", "scaling", "throughput"]
+
+
+def test_slices_of_perplexity_are_of_the_final_model_alone_and_change_no_other_row(at_smoke, text, tmp_path):
+    found = [row.measurement for row in measured(settings("perplexity", text, tmp_path, perplexity_slice_ngram=3))]
+    sliced = [own for own in found if "slice" in own.settings]
+    assert {own.settings["checkpoint"] for own in sliced} == {"final"}
+    shares = {own.settings["slice"]: own.value for own in sliced if own.metric == "token_share"}
+    assert sum(shares.values()) == pytest.approx(1)
+    whole = next(own for own in found if own.metric == "nats_per_character" and own.settings | FULL == own.settings)
+    parts = {own.settings["slice"]: own.value for own in sliced if own.metric == "nats_per_character"}
+    assert sum(shares[name] * value for name, value in parts.items()) == pytest.approx(whole.value, rel=1e-5)
+
+    def others(rows):
+        return [(own.metric, own.value, axes(own.settings)) for own in rows if "slice" not in own.settings]
+
+    assert others(found) == others(row.measurement for row in at_smoke("perplexity"))

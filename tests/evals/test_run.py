@@ -24,7 +24,7 @@ from small import compose_once
 
 from attnbench.comparison.execute import run
 from attnbench.comparison.publish import publish_runs
-from attnbench.evals.perplexity import full_context
+from attnbench.evals.lib.windows import full_context
 from attnbench.evals.runners.checkpoint import language_model_job
 from attnbench.model.stored import load_model
 from attnbench.report.terminal import print_summary

@@ -102,12 +102,12 @@ def score_rows(places: Iterable[Place], all_N: Tensor, full_N: Tensor) -> Iterat
         authors_N = place.authors_N
         ends = block_interval(nats_N, place.length) if authors_N is None else author_interval(nats_N, authors_N)
         for metric in UNITS:
-            yield _measurement(metric, nats_N, place.settings(metric), place.lengths, ends)
+            yield measurement(metric, nats_N, place.settings(metric), place.lengths, ends)
         if place.axes["split"] == "test" and place.axes["checkpoint"] == "final" and nats_N is all_N:
             yield from _by_position(nats_N, place)
 
 
-def _measurement(
+def measurement(
     metric: str,
     nats_N: Tensor,
     settings: dict[str, Any],
@@ -145,5 +145,5 @@ def _by_position(nats_N: Tensor, place: Place) -> Iterator[Measurement]:
         bucket = {**place.axes, "position_bucket": f"{start}-{end - 1}"}
         inside_N = nats_N[(start <= position_N) & (position_N < end)]
         # Each token has the mean length over all positions.
-        yield _measurement("nats_per_character", inside_N, bucket, place.lengths)
+        yield measurement("nats_per_character", inside_N, bucket, place.lengths)
         start, stop = stop, 2 * stop

@@ -43,6 +43,7 @@ REFUSED = {
     "eval.memory.cpu_max_length=255": ["cpu_max_length=255", "min_length=256"],
     "eval.memory.min_length=-1": ["min_length=-1", "at least 1"],
     "eval.needle.depths=[101]": ["eval.needle.depths=[101]: must be at most 100"],
+    "eval.needle.num_distractors=16": ["eval.needle.num_distractors=16: must be below eval.needle.num_keys=16"],
     "eval.needle.min_length=3": ["eval.needle.min_length=3: must be at least 4"],
     "eval.needle.max_length=15": ["eval.needle.max_length=15: must be at least min_length=16"],
     "eval.perplexity.extrapolation=[0]": ["eval.perplexity.extrapolation=[", "must be at least 1"],

@@ -14,6 +14,9 @@ from attnbench.training.step import Batch
 MAX_ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 """Logits and attention scores of one forward pass: 128 MiB and 1 GiB in float32. Small passes leave a GPU waiting."""
 
+WHOLE, LONG_ROWS = 2**15, 8
+"""Positions up to which a test sequence is read in one forward pass, and how many longer ones are read together."""
+
 
 @torch.no_grad()
 def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
@@ -23,10 +26,24 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
     correct = []
     for rows in _parts(model, batch, 1):
         part = batch.rows(rows)
-        logits_BLC, _ = model(part.tokens_BT, positions_BL=part.positions_BL)
-        correct.append(logits_BLC.argmax(-1) == part.targets_BT)
+        correct.append(_most_likely(model, part) == part.targets_BT)
     model.train(was_training)
     return torch.cat(correct) & is_label(batch)
+
+
+def _most_likely(model: LanguageModel, batch: Batch) -> Tensor:
+    """Return the most likely symbol at each label, (B, L). Long sequences are read in pieces with a carried state."""
+    (num_rows, length), positions_BL = batch.tokens_BT.shape, batch.positions_BL
+    if length <= WHOLE:
+        return model(batch.tokens_BT, positions_BL=positions_BL)[0].argmax(-1)
+    assert positions_BL is not None, "a long sequence has few labels"
+    state, symbol_BL = model.init_state(num_rows, length, model.embedding.weight.dtype), torch.zeros_like(positions_BL)
+    for start, piece_BT in zip(range(0, length, WHOLE), batch.tokens_BT.split(WHOLE, dim=1), strict=True):
+        place_BL = positions_BL - start
+        logits_BLC, state = model(piece_BT, state, place_BL.clamp(0, piece_BT.shape[1] - 1))
+        is_here_BL = (place_BL >= 0) & (place_BL < piece_BT.shape[1])
+        symbol_BL = logits_BLC.argmax(-1).where(is_here_BL, symbol_BL)
+    return symbol_BL
 
 
 def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurement:
@@ -65,7 +82,7 @@ def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -
 def _parts(model: LanguageModel, batch: Batch, num_models: int) -> Iterator[slice]:
     length, num_labels = batch.tokens_BT.shape[1], batch.targets_BT.shape[1]
     of_sequence = num_models * (num_labels * model.embedding.num_embeddings + length**2)
-    at_once = max(1, MAX_ELEMENTS[batch.tokens_BT.device.type] // of_sequence)
+    at_once = LONG_ROWS if length > WHOLE else max(1, MAX_ELEMENTS[batch.tokens_BT.device.type] // of_sequence)
     return (slice(start, start + at_once) for start in range(0, len(batch.tokens_BT), at_once))
 
 

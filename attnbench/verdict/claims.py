@@ -169,13 +169,14 @@ def _short_of_trained_range(claim: ClaimSettings, scored: Sequence[Figure]) -> s
         if not contrast.claimed:
             continue
         settings = {name: it for name, it in contrast.settings.items() if name in axes}
-        asked = replace(contrast, metric="selection", settings=settings, scaled=False)
-        scores = _scores(asked, asked.variants[0], scored)
-        count = num_solved(scores, claim.trained_range)
+        figure = _figure(replace(contrast, metric="selection", settings=settings), contrast.variants[0], scored)
+        # A diverged seed has no value.
+        count = num_solved([*figure.values.values()], claim.trained_range)
         if count < ENOUGH:
+            highest = f"; the highest is {max(figure.values.values()):.3f}" if figure.values else ""
             return (
-                f"{asked.variants[0]}: accuracy on validation data of trained lengths is {claim.trained_range:g} or "
-                f"more at {count} of {len(scores)} seeds, {ENOUGH} asked; the highest is {max(scores):.3f}"
+                f"{contrast.variants[0]}: accuracy on validation data of trained lengths is {claim.trained_range:g} or "
+                f"more at {count} of {sum(figure.statuses.values())} seeds, {ENOUGH} asked{highest}"
             )
     return ""
 
@@ -246,27 +247,33 @@ def _word(claim: ClaimSettings, tested: Sequence[Tested]) -> tuple[str, str]:
     return SMALLER if claim.tier == "reduced" else REPRODUCED, f"all of {len(tested)} contrasts hold"
 
 
-def _scores(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> list[float]:
-    """Return the scores of a variant in the order of seeds."""
-    fitting = [it for it in scored if contrast.evaluation in (None, it.evaluation)]
+def _figure(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> Figure:
     known = [
         it
-        for it in fitting
-        if variant in it.names and it.metric == contrast.metric and contrast.settings.items() <= it.settings.items()
+        for it in scored
+        if contrast.evaluation in (None, it.evaluation)
+        and variant in it.names
+        and it.metric == contrast.metric
+        and contrast.settings.items() <= it.settings.items()
     ]
     if not known:
         raise _MissingError(f"{variant} has no {contrast.metric} at {contrast.settings}")
     if len(known) > 1:
-        settings = "; ".join(json.dumps(it.settings) for it in known)
-        raise UserError(
-            f"settings={contrast.settings}: {contrast.metric} of {variant} was measured at each of {settings}"
-        )
-    [figure] = known
-    seeds = sorted({seed for it in fitting for seed in it.values})
+        at = "; ".join(json.dumps(it.settings) for it in known)
+        raise UserError(f"settings={contrast.settings}: {contrast.metric} of {variant} was measured at each of {at}")
+    return known[0]
+
+
+def _scores(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> list[float]:
+    """Return the scores of a variant in the order of seeds."""
+    figure = _figure(contrast, variant, scored)
+    seeds = sorted({seed for it in scored if it.evaluation == figure.evaluation for seed in it.values})
     missing = [seed for seed in seeds if seed not in figure.values]
     if missing:
         why = f" ({figure.obstacle})" if figure.obstacle else ""
         raise _MissingError(f"{variant} has no {contrast.metric} of {len(missing)} of {len(seeds)} seeds{why}")
+    if contrast.scaled and "chance" not in figure.settings:
+        raise UserError(f"scaled=true: rows of {contrast.metric} of {variant} name no chance")
     chance = float(figure.settings["chance"]) if contrast.scaled else 0.0
     return [_scaled(figure.values[seed], chance) for seed in seeds]
 

@@ -122,6 +122,22 @@ def test_a_contrast_that_fits_several_figures_is_refused():
     rows = [*rows_of("softmax", *GOOD), *rows_of("softmax", *GOOD, settings={"length": 50, "beyond_training": True})]
     with pytest.raises(UserError, match="was measured at each of"):
         decide(finding(), [], rows)
+    with pytest.raises(UserError, match="scaled=true: rows of symbol_accuracy of softmax name no chance"):
+        decide(finding(contrast(scaled=True)), [], rows_of("softmax", *GOOD))
+
+
+def test_a_seed_that_diverged_has_not_learned_the_trained_lengths_and_scores_as_chance():
+    chance = {"length": 50, "chance": 0.1}
+    lost = {"value": None, "of": {"status": "diverged", "reason": "nan"}}
+    rows = [row(seed=seed, settings=chance, **(lost if seed > 1 else {"value": 1.0})) for seed in range(10)]
+    validation = {"metric": "selection", "settings": {"split": "validation"}}
+    rows += [row(seed=seed, **validation, **(lost if seed > 1 else {"value": 1.0})) for seed in range(10)]
+    found = decide(finding(trained_range=0.99), [], rows)
+    assert (found.word, found.tested[0].found.words) == (REPRODUCED, "2 of 10 seeds")
+    found = decide(
+        finding(trained_range=0.99), [], [it for it in rows if it.identity.seed or it.measurement.metric != "selection"]
+    )
+    assert found.word == NOT_REACHED
 
 
 def test_every_row_of_the_table_has_one_of_nine_words_and_a_failed_control_nothing_else():

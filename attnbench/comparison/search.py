@@ -95,7 +95,13 @@ class Score:
 
     def order(self, trials: Trials) -> list[float]:
         """Order rates by their trainings, the best first."""
-        return best_of_probe(trials, self.probe.task.num_steps) if self.probe is not None else best_of_training(trials)
+        if self.probe is None:
+            return best_of_training(trials)
+        primary = self.probe.primary
+        if primary is not None and primary.kind == "level":
+            # A ladder's steps are fixed: the accuracy at the end counts, however soon a rate came near it.
+            trials = {rate: [replace(trial, steps=None) for trial in group] for rate, group in trials.items()}
+        return best_of_probe(trials, self.probe.task.num_steps)
 
 
 def search(score: Score) -> Program[Choice]:

@@ -148,3 +148,9 @@ def test_the_plans_of_every_mixer_have_every_mixer(name):
     plan = yaml.safe_load((CONF / "plan" / f"{name}.yaml").read_text())
     named = {word.removeprefix("attn=") for words in plan["variants"].values() for word in words}
     assert set(listed()) <= named
+
+
+def test_a_list_of_evaluations_stands_for_its_evaluations():
+    four = ["ladder_recall", "ladder_copy", "ladder_state", "ladder_range"]
+    own = plan("plan=ladder", "plan.evaluations=[perplexity,ladder]", "plan.only=[ladder]")
+    assert (own.evaluations, own.only) == (["perplexity", *four], four)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from probe_settings import probe_settings
@@ -138,6 +139,13 @@ def test_the_best_rate_of_a_probe_solves_most_seeds_then_soonest_then_highest(sm
         for rate, group in ((3e-2, larger), (1e-2, smaller))
     }
     assert best_of_probe(trials, budget=1000)[0] == best
+
+
+@pytest.mark.parametrize(("kind", "best"), [("accuracy", 3e-2), ("level", 1e-2)])
+def test_the_best_rate_of_a_ladder_ends_highest(kind, best):
+    job = SimpleNamespace(primary=SimpleNamespace(kind=kind), task=SimpleNamespace(num_steps=1000))
+    trials = {3e-2: [Trial(score=0.96, steps=100)], 1e-2: [Trial(score=0.99, steps=900)]}
+    assert Score.order(SimpleNamespace(probe=job), trials)[0] == best  # pyright: ignore[reportArgumentType]
 
 
 def test_a_probe_is_searched_with_seeds_that_are_never_scored_and_each_is_kept(tmp_path):

@@ -232,7 +232,7 @@ def test_a_single_rate_is_not_searched(tmp_path):
 
 
 def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.evals.recall.RATE_FROM", {(16, 2): (8, 2)})
+    monkeypatch.setattr("attnbench.evals.lib.recall_cells.RATE_FROM", {(16, 2): (8, 2)})
     settings = searched(tmp_path, recall_cells=[[16, 2], [8, 2]], recall_reuse_rate=True)
     first, second = searches(settings)
     assert (first.source, second.source) == (second, None)

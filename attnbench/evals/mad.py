@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attnbench.data.counters import hashed
 from attnbench.evals.base import SizedProbe
-from attnbench.evals.lib.mad_rules import MAD_RULES, MadRule
-from attnbench.evals.lib.scoring import accuracy, correct_labels
+from attnbench.evals.lib.mad_rules import MAD_RULES, MadRule, Memorise
+from attnbench.evals.lib.scoring import accuracy, correct_labels, macro_accuracy
 from attnbench.evals.lib.task_data import SPLITS, hashes_in_split, in_pieces
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
@@ -24,6 +24,9 @@ from attnbench.training.step import Batch
 RECALLS = ("fuzzy_recall", "noisy_recall")
 """Tasks whose labels need a key to come twice."""
 
+MEMORISE = "memorise"
+"""Memorisation as published, of a vocabulary of any size."""
+
 
 class Mad(SizedProbe):
     """Small models on four tasks after MAD.
@@ -35,6 +38,10 @@ class Mad(SizedProbe):
         fuzzy_recall   input  k3 v1 v4 k1 k6 v2 k3 v1 v4      target  . . . . . . v1 v4 .
         compression    input  a c b <c> 2 0 1                 target  . . . . b a c
         memorisation   input  k7 _ k2 _                       target  . v3 . v9
+        memorise       input  k7 _ k2 _                       target  . v3 . v9
+
+    memorise is MAD's own task, [memorise, length, vocabulary size], in which each key has another value. Published are
+    256 training sequences of length 32 and vocabularies of 256 to 8,192 symbols, and the score is `macro_accuracy`.
 
     MAD's noise replaces no symbol at a known rate a unit; its fuzzy keys may begin each other; its compression decodes
     one position's output with a perceptron, while here attention may look back.
@@ -42,7 +49,7 @@ class Mad(SizedProbe):
 
     cells: list = option(
         [["fuzzy_recall", 128], ["noisy_recall", 128], ["compression", 32], ["memorisation", 32]],
-        "[task, positions], of compression the symbols to keep; a model for each",
+        "[task, positions], of compression the symbols to keep; a model for each; [memorise, positions, vocabulary]",
     )
     num_train: int = option(12800, "sequences, taken in a new order every epoch", minimum=1)
     num_test: int = option(1280, "test sequences", minimum=1)
@@ -62,29 +69,35 @@ class Mad(SizedProbe):
         check_value("eval.mad.num_train", self.num_train, minimum=self.batch_size)
         # A list accepts unhashable items in `in`.
         names, cells = [*MAD_RULES], self.cells
-        if not cells or any(not (isinstance(cell, list) and len(cell) == 2 and cell[0] in names) for cell in cells):
-            raise UserError(f"eval.mad.cells={cells}: must be a list of [task, length], tasks of {', '.join(names)}")
-        if len({name for name, _ in cells}) < len(cells):
-            raise UserError(f"eval.mad.cells={cells}: each task may stand once")
-        for name, length in cells:
+        if not cells or any(not (isinstance(cell, list) and cell and _has_size(cell, names)) for cell in cells):
+            raise UserError(
+                f"eval.mad.cells={cells}: must be a list of [task, length], tasks of {', '.join(names)}, or of "
+                f"[{MEMORISE}, length, vocabulary size]"
+            )
+        for name, length, *vocabulary in cells:
             # Nine pairs of six symbols fit, so that a key comes twice and there is a label.
             check_value(f"eval.mad.cells: {name}: length", length, kind=int, minimum=54 if name in RECALLS else 8)
+            check_value(f"eval.mad.cells: {name}: vocabulary size", vocabulary, kind=list[int], minimum=5)
+        if len({(name, *vocabulary) for name, _, *vocabulary in cells}) < len(cells):
+            raise UserError(f"eval.mad.cells={cells}: each task may stand once")
 
     def tasks(self) -> Sequence["Mad"]:
         return [replace(self, cells=[cell]) for cell in self.cells]
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"rule": self.cells[0][0]}
+        name, _, *vocabulary = self.cells[0]
+        return {"rule": name, **({"symbols": vocabulary[0]} if vocabulary else {})}
 
     def content(self) -> dict[str, Any]:
-        [(rule, length)] = self.cells
+        rule, length, *_ = self.cells[0]
         content = {**super().content(), "rule": rule, "length": length}
         return {name: value for name, value in content.items() if name not in ("cells", "num_train")}
 
     @property
     def _rule(self) -> MadRule:
-        return MAD_RULES[self.cells[0][0]]
+        name, _, *vocabulary = self.cells[0]
+        return Memorise(*vocabulary) if vocabulary else MAD_RULES[name]
 
     @property
     def vocabulary_size(self) -> int:
@@ -110,7 +123,16 @@ class Mad(SizedProbe):
     def score(self, model: LanguageModel, seed: int, device: torch.device) -> Iterator[Measurement]:
         batch = self.sequences("test", seed, 0, self.num_test, device)
         assert batch.weight_BT is not None
-        yield accuracy(correct_labels(model, batch)[batch.weight_BT > 0], *self.axes()[0])
+        correct_BL, axes = correct_labels(model, batch), self.axes()
+        yield accuracy(correct_BL[batch.weight_BT > 0], *axes[0])
+        for macro in axes[1:]:
+            yield macro_accuracy(correct_BL, batch, *macro)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
-        return [("accuracy", {**self.settings, "split": "test", "chance": 1 / self._rule.num_answers})]
+        metrics = ["accuracy", "macro_accuracy"] if self.cells[0][0] == MEMORISE else ["accuracy"]
+        settings = {**self.settings, "split": "test", "chance": 1 / self._rule.num_answers}
+        return [(metric, settings) for metric in metrics]
+
+
+def _has_size(cell: list[Any], names: list[str]) -> bool:
+    return len(cell) == (3 if cell[0] == MEMORISE else 2) and cell[0] in [*names, MEMORISE]

@@ -19,6 +19,7 @@ DEFINITIONS = {
     "largest_held": "largest level of a ladder whose accuracy, scaled so, is 0.9 or more",
     "pairs_recalled": "largest number of pairs times their accuracy, scaled so, over the levels",
     "pairs_per_kib": "pairs recalled for each KiB of the decoding state of one sequence",
+    "macro_accuracy": "mean of the accuracies of all symbols that are asked for, each with the same weight",
     "mean_accuracy": "mean of the accuracies of all test cells, each with the same weight",
     "selection": "accuracy on validation data, by which rates are chosen and trainings end",
     "solved": "1 where selection was 0.95 or more at two checks in a row and the test score at the end is too, else 0",

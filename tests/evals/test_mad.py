@@ -13,7 +13,7 @@ from attnbench.evals.lib.task_data import SPLITS
 from attnbench.evals.mad import Mad
 
 CPU = torch.device("cpu")
-LENGTHS = {"fuzzy_recall": 60, "noisy_recall": 60, "compression": 12, "memorisation": 20}
+LENGTHS = {"fuzzy_recall": 60, "noisy_recall": 60, "compression": 12, "memorisation": 20, "memorise": 8}
 
 
 def task(name, **options) -> Any:
@@ -138,3 +138,73 @@ def test_only_labels_are_counted():
     [row] = own.score(Naive(), 0, CPU)
     assert row.num_samples == int(own.sequences("test", 0, 0, 200, CPU).weight_BT.sum())
     assert [(row.metric, row.settings)] == own.axes()
+
+
+def memorise(num_symbols=256, **options):
+    return task("memorise", cells=[["memorise", 8, num_symbols]], **options)
+
+
+def test_a_string_of_memorise_asks_for_the_value_of_each_key():
+    tokens, targets, weight, positions = (
+        part[0].tolist() for part in memorise(11).sequences("train", 3, 4, 1, CPU)[:4]
+    )
+    # Keys 0 to 4, values 5 to 9; 10 asks for the value.
+    assert tokens == [0, 10, 2, 10, 3, 10, 2, 10]
+    assert targets == [8, 7, 9, 7]
+    assert (positions, weight) == ([1, 3, 5, 7], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("num_symbols", [11, 256, 512])
+def test_memorise_has_a_value_of_its_own_for_each_key_in_all_splits(num_symbols):
+    own, facts = memorise(num_symbols), {}
+    num_keys = (num_symbols - 1) // 2
+    assert own.vocabulary_size == num_symbols
+    for split in SPLITS:
+        for tokens, labels, _ in labels_of(own.sequences(split, 4, 0, 800, CPU)):
+            assert set(tokens[1::2]) == {num_symbols - 1}
+            assert labels == {place: facts.setdefault(tokens[place - 1], labels[place]) for place in (1, 3, 5, 7)}
+    assert set(facts) == set(range(num_keys))
+    assert len(set(facts.values())) == num_keys
+    assert set(facts.values()) <= set(range(num_keys, num_symbols - 1))
+    others = own.sequences("train", 5, 0, 300, CPU)
+    assert any(
+        facts[tokens[place - 1]] != value for tokens, labels, _ in labels_of(others) for place, value in labels.items()
+    )
+
+
+class Knowing(Naive):
+    """Knows the values of some keys, and answers 0 to the others."""
+
+    def __init__(self, facts):
+        super().__init__()
+        self.answer_C = torch.zeros(300, dtype=torch.long)
+        for key, value in facts.items():
+            self.answer_C[key] = value
+
+    def forward(self, tokens_BT, state=None, positions_BL: Any = None):
+        return torch.nn.functional.one_hot(self.answer_C[tokens_BT.gather(1, positions_BL - 1)], 300).float(), None
+
+
+def test_the_macro_accuracy_of_memorise_gives_each_key_the_same_weight():
+    own = memorise(11, num_test=200)
+    batch = own.sequences("test", 0, 0, 200, CPU)
+    facts = {t[p - 1]: value for t, labels, _ in labels_of(batch) for p, value in labels.items()}
+    micro, macro = own.score(Knowing({key: facts[key] for key in (0, 1)}), 0, CPU)
+    assert (micro.metric, macro.metric) == ("accuracy", "macro_accuracy")
+    assert macro.value == pytest.approx(2 / 5)
+    assert micro.value == pytest.approx(float((batch.tokens_BT[:, ::2] < 2).double().mean()))
+    assert [(row.metric, row.settings) for row in (micro, macro)] == own.axes()
+    # A constant answer, which is the value of key 3.
+    constant = list(own.score(Knowing(dict.fromkeys(range(5), facts[3])), 0, CPU))
+    assert constant[1].value == pytest.approx(constant[1].settings["chance"]) == pytest.approx(1 / 5)
+
+
+def test_a_row_of_memorise_names_its_symbols_and_its_few_strings():
+    own = memorise(512, num_train=256, batch_size=128)
+    assert own.settings == {"rule": "memorise", "symbols": 512}
+    assert own.num_train_sequences == 256
+    content = own.content()
+    assert (content["vocabulary_size"], content["length"]) == (512, 8)
+    assert own.content() != memorise(513, num_train=256, batch_size=128).content()
+    both = Mad(**{**Mad.smoke, "cells": [["memorise", 8, 16], ["memorise", 8, 32]]}).tasks()
+    assert [it.vocabulary_size for it in both] == [16, 32]

@@ -149,6 +149,28 @@ class Memorisation(MadRule):
         return Batch(tokens_BT, value_BL, weight_BL, (2 * column_L + 1).expand_as(key_BL))
 
 
+class Memorise(MadRule):
+    """MAD's own memorisation: keys 0 ... n - 1 with n = (vocabulary - 1) // 2, a different value for each behind them,
+    and the last symbol, which asks for the value. The values are a function of the training's seed, the same in all
+    splits."""
+
+    def __init__(self, num_symbols: int) -> None:
+        self.num_symbols, self.num_answers = num_symbols, (num_symbols - 1) // 2
+
+    def vocabulary_size(self, length: int) -> int:
+        return self.num_symbols
+
+    def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
+        # L is half the length.
+        column_L = torch.arange(length // 2, device=hash_B.device)
+        key_BL = integers_below(hashed(hash_B[:, None], KEYS, column_L), self.num_answers)
+        is_value_1V = torch.ones(1, self.num_symbols - 1 - self.num_answers, dtype=torch.bool, device=hash_B.device)
+        value_V = self.num_answers + shuffled(hashed(0, seed, VALUES, column_L[:1]), is_value_1V)[0]
+        tokens_BT = torch.stack([key_BL, torch.full_like(key_BL, self.num_symbols - 1)], dim=2).flatten(1)
+        weight_BL = torch.ones(key_BL.shape, device=hash_B.device)
+        return Batch(tokens_BT, value_V[key_BL], weight_BL, (2 * column_L + 1).expand_as(key_BL))
+
+
 def _seen_before(item_BU: Tensor, is_there_BU: Tensor, num_items: int) -> Tensor:
     """Return where the same item stands further left, (B, U)."""
     count_BUN = (item_BU[..., None] == torch.arange(num_items, device=item_BU.device)) & is_there_BU[..., None]

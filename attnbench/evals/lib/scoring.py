@@ -51,6 +51,15 @@ def accuracy(correct: Tensor, metric: str, settings: dict[str, Any]) -> Measurem
     return Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=correct.numel())
 
 
+def macro_accuracy(correct_BL: Tensor, batch: Batch, metric: str, settings: dict[str, Any]) -> Measurement:
+    """Return the mean, over the symbols that are asked for, of the share of their labels that are right."""
+    target_N, correct_N = batch.targets_BT[is_label(batch)], correct_BL[is_label(batch)]
+    asked_C = target_N.bincount()
+    right_C = target_N[correct_N].bincount(minlength=len(asked_C))
+    value = float((right_C[asked_C > 0] / asked_C[asked_C > 0].double()).mean())
+    return Measurement(metric=metric, value=value, unit="", settings=settings, num_samples=len(target_N))
+
+
 def mean_accuracy(model: LanguageModel, batch: Batch) -> float:
     """Return the mean over sequences of the share of their labels that are right."""
     return _mean(correct_labels(model, batch), batch)

@@ -39,6 +39,9 @@ class Recall(CellProbe):
     plots = (("accuracy", "num_pairs"), ("accuracy", "width"))
     headline = (
         Headline("accuracy", "recall", axes=(*LABEL, "width"), label=LABEL, pick="each", higher_is_better=True),
+        Headline(
+            "mean_accuracy", "recall, mean of cells", axes=("width",), label=(), pick="each", higher_is_better=True
+        ),
     )
     primary = Primary(metric="accuracy", kind="accuracy", margin=0.01, hardest=[*LABEL, "-width"])
     smoke = {

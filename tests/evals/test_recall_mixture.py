@@ -18,6 +18,8 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import EVALUATION_OPTIONS
 from attnbench.training.log import read_metrics
 from attnbench.training.step import Batch, loss_and_gradients
+from attnbench.verdict.seeds import figures
+from attnbench.verdict.summary import headline_columns
 
 CPU = torch.device("cpu")
 CELLS = [[8, 1, 20], [16, 2, 10], [16, 3, 8]]
@@ -135,6 +137,8 @@ def test_a_stack_trains_a_mixture_as_each_alone(dropout, tmp_path):
         assert [row.settings["num_pairs"] for row in cells] == [1, 4]
         [mean] = [row.value for row in rows if row.metric == "mean_accuracy"]
         assert mean == pytest.approx(fmean(row.value for row in cells))
+    columns = headline_columns(figures([row for job in alone for row in read_results(job.results)]), "recall")
+    assert [column.header for column in columns] == ["recall at 8, 1", "recall at 32, 4", "recall, mean of cells"]
 
 
 def test_the_rows_and_the_hash_of_a_mixture_name_its_cells(tmp_path):

@@ -89,6 +89,7 @@ REFUSED = {
     "eval.scaling.learning_rates=[0]": ["learning_rates", "above 0"],
     "eval.scaling.num_seeds=0": ["num_seeds=0", "at least 1"],
     "eval.scaling.train_tokens=0": ["train_tokens=0", "at least 1"],
+    "eval.state_tracking.num_train=9": ["eval.state_tracking.num_train=9: must be at least 64"],
     "eval.state_tracking.test_range=[9]": ["eval.state_tracking.test_range=[9]: must be [shortest, longest]"],
     "eval.state_tracking.test_range=[9,8]": ["eval.state_tracking.test_range=[9, 8]: must be [shortest, longest]"],
     "eval.state_tracking.rules=[]": ["must be some of parity, mod_arithmetic"],

@@ -182,6 +182,16 @@ def test_strings_with_one_label_are_put_into_buckets_by_their_positions():
     assert all(int(batch.positions_BL.max()) < batch.tokens_BT.shape[1] for batch in map(data.batch, range(64)))
 
 
+def test_a_fixed_set_of_strings_is_taken_in_a_new_order_every_epoch():
+    own = task("s3", num_train=24, num_steps=9, batch_size=8)
+    data = TrainingSequences(own, 0, CPU)
+    epochs = [torch.cat([data.batch(3 * epoch + step).tokens_BT for step in range(3)]).tolist() for epoch in range(2)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert "num_train" not in own.content()
+    assert (own.content()["num_train_sequences"], task("s3").content()["num_train_sequences"]) == (24, 80)
+
+
 def test_swaps_move_two_points_or_none_and_all_alike():
     tokens = task("s5_swaps").test_sequences(0, 9, CPU).tokens_BT.flatten()
     moved = {n: sum(i != p for i, p in enumerate(SYMMETRIC[5][n])) for n in set(tokens.tolist())}

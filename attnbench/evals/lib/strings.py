@@ -1,13 +1,14 @@
 """Probes on strings of several lengths."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from attnbench.evals.base import NUM_SELECTION, SizedProbe
 from attnbench.evals.lib.task_data import in_pieces, lengths_between
+from attnbench.settings.check import check_value
 from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 from attnbench.training.step import Batch
@@ -22,14 +23,26 @@ class StringProbe(SizedProbe, ABC):
 
     min_length: ClassVar[int] = 1
     max_length: int = option(40, "and of the longest", minimum=1)
+    num_train: int | None = option(
+        None, "training strings, taken in a new order every epoch; null: new ones at each step", minimum=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_value(f"eval.{self.name}.num_train", self.num_train_sequences, minimum=self.batch_size)
         word = f"eval.{self.name}.max_length={self.max_length}"
         if self.max_length < self.min_length:
             raise UserError(f"{word}: must be at least min_length={self.min_length}")
         if self.max_length >= self.min_length + NUM_SELECTION:
             raise UserError(f"{word}: must be at most {self.min_length + NUM_SELECTION - 1}")
+
+    @property
+    def num_train_sequences(self) -> int:
+        return super().num_train_sequences if self.num_train is None else self.num_train
+
+    def content(self) -> dict[str, Any]:
+        # Told by num_train_sequences.
+        return {name: value for name, value in super().content().items() if name != "num_train"}
 
     @abstractmethod
     def batch(self, split: str, seed: int, index_B: Tensor, length_B: Tensor, longest: int) -> Batch:

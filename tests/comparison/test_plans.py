@@ -61,7 +61,6 @@ def test_plans_of_language_models_take_other_corpora():
         "frontier",
         "grid_cost",
         "state_first",
-        "parity_steps",
         *(name for name in PLANS if "factorial" in name),
     }
     assert {name for name in PLANS if takes_them(name)} == {*PLANS} - others

@@ -20,7 +20,7 @@ TEST_NAMES = {
     "nats": "Student's paired t-test",
     "accuracy": "sign-flip permutation test",
     "share": "McNemar's exact test",
-    "level": "permutation test of unpaired means",
+    "level": "permutation test and Welch's of unpaired means, both",
 }
 """Test by kind of primary metric; `verdict.family.TESTS` has them under these names."""
 

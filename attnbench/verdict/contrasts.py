@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnbench.results.numbers import reaches
-from attnbench.verdict.permutation import permutation_p_value
+from attnbench.verdict.permutation import unpaired_p_value, welch
 from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power
 from attnbench.verdict.statistics import share_interval, student_interval
 
@@ -123,21 +123,19 @@ def value(scores: Sequence[float], published: float, margin: float) -> Found:
 
 
 def order(first: Sequence[float], second: Sequence[float]) -> Found:
-    """Compare means by the exact permutation test; the interval is Welch's."""
-    from scipy.stats import t
+    """Compare means by the permutation test and Welch's, see `unpaired_p_value`; the interval is Welch's."""
+    from scipy.special import stdtrit
 
-    difference = float(np.mean(first) - np.mean(second))
-    parts = [float(np.var(scores, ddof=1)) / len(scores) for scores in (first, second)]
-    error, squares = math.sqrt(sum(parts)), sum(part**2 / (len(first) - 1) for part in parts)
-    half = float(t.ppf(0.975, sum(parts) ** 2 / squares)) * error if error else 0.0
+    difference, error, freedom = welch(first, second)
+    half = float(stdtrit(freedom, 0.975)) * error
     spread = error * math.sqrt(len(first))
     found = difference > 0 and spread > 0
     return Found(
         value=difference,
         low=difference - half,
         high=difference + half,
-        p_value=permutation_p_value(first, second),
-        opposite_p_value=permutation_p_value(second, first),
+        p_value=unpaired_p_value(first, second),
+        opposite_p_value=unpaired_p_value(second, first),
         seeds_needed=_fewest(
             len(first), lambda num: found and difference_power(difference, spread, 2 * LEVEL, num) >= POWER
         ),

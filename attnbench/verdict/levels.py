@@ -12,7 +12,7 @@ import numpy as np
 from attnbench.results.protocol import TEST_NAMES
 from attnbench.results.rows import ResultRow
 from attnbench.verdict.axes import axes, grouped
-from attnbench.verdict.permutation import MAX_SPLITS, splits
+from attnbench.verdict.permutation import MAX_SPLITS, splits, welch, welch_p_value
 from attnbench.verdict.power import TIE, difference_power, equivalence_power
 from attnbench.verdict.statistics import PairedTest, widened
 
@@ -25,12 +25,13 @@ SUMMED = "rule"
 
 
 class Unpaired(PairedTest):
-    """Permutation test of the difference of two means, whose scores are not paired; a sample is a pair of lists.
+    """Tests of the difference of two means, whose scores are not paired; a sample is a pair of lists.
 
-    The test of a difference d moves the first scores by -d. Its one-sided p-value is the share of splits whose
-    difference is then at least the observed one. Each split but the observed one has its own d at which the two are
-    equal: these, in order, are the possible ends of intervals, as for sign flips. Two-sided p-values are twice the
-    smaller one-sided one.
+    The permutation test of a difference d moves the first scores by -d. Its one-sided p-value is the share of splits
+    whose difference is then at least the observed one. Each split but the observed one has its own d at which the two
+    are equal: these, in order, are the possible ends of intervals, as for sign flips. Welch's test must reject too, see
+    `permutation.unpaired_p_value`: a p-value is the larger of both, and an interval has both intervals. Two-sided
+    p-values are twice the smaller one-sided one.
     """
 
     name = TEST_NAMES["level"]
@@ -45,10 +46,15 @@ class Unpaired(PairedTest):
         return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
 
     def interval(self, differences: Sequence[Any], level: float, *, resolution: float) -> tuple[float, float]:
+        from scipy.special import stdtrit
+
         equal_at, mean = np.sort(_equal_at(differences)), _difference(differences)
         # The factor absorbs rounding: an end rejected at exactly this level is outside.
         rank = math.floor((1 - level) / 2 * (len(equal_at) + 1) * (1 + 1e-12))
         low, high = (float(equal_at[rank - 1]), float(equal_at[-rank])) if rank else (-math.inf, math.inf)
+        _, error, freedom = welch(*differences)
+        half = error * float(stdtrit(freedom, (1 + level) / 2))
+        low, high = min(low, mean - half), max(high, mean + half)
         # An end of 0 apart from rounding is 0, which the test does not reject.
         low, high = (0.0 if abs(end) <= _near(differences) else end for end in (low, high))
         return widened(low, high, mean, resolution)
@@ -69,7 +75,11 @@ class Unpaired(PairedTest):
         equal_at, near = _equal_at(sample), max(_near(sample), TIE * abs(centre))
         number = len(equal_at) + 1
         above, below = np.count_nonzero(equal_at <= centre + near), np.count_nonzero(equal_at >= centre - near)
-        return float((above + 1) / number), float((below + 1) / number)
+        first, second = sample
+        return (
+            max(float((above + 1) / number), welch_p_value(first, second, centre)),
+            max(float((below + 1) / number), welch_p_value(second, first, -centre)),
+        )
 
 
 def _difference(sample: Sequence[Any]) -> float:

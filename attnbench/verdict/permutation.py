@@ -1,4 +1,4 @@
-"""Permutation test of the difference of two means."""
+"""Tests of the difference of two means whose scores are not paired: a permutation test and Welch's, and both."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +11,32 @@ from attnbench.verdict.power import TIE
 
 MAX_SPLITS = 100_000
 """Most splits of the scores that are all counted; of more, a fixed random sample of this size."""
+
+
+def unpaired_p_value(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the larger one of the one-sided p-values of the permutation test and of Welch's.
+
+    The permutation test is exact if both groups have one distribution, but rejects too often if only their means are
+    equal and one spread is larger. Welch's test allows for that, but assumes about normal means. Both must reject.
+    """
+    return max(permutation_p_value(first, second), welch_p_value(first, second))
+
+
+def welch_p_value(first: Sequence[float], second: Sequence[float], centre: float = 0.0) -> float:
+    """Return Welch's one-sided p-value of the hypothesis that the difference of the means is at most `centre`."""
+    from scipy.special import stdtr
+
+    difference, error, freedom = welch(first, second)
+    # Scores without a spread are left to the permutation test.
+    return float(stdtr(freedom, (centre - difference) / error)) if error else 0.0
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """Return the difference of the means, its standard error, and Welch's degrees of freedom (1 without an error)."""
+    parts = [float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else math.inf for scores in (first, second)]
+    squares = sum(part**2 / max(len(scores) - 1, 1) for part, scores in zip(parts, (first, second), strict=True))
+    freedom = sum(parts) ** 2 / squares if squares and math.isfinite(squares) else 1.0
+    return float(np.mean(first) - np.mean(second)), math.sqrt(sum(parts)), freedom
 
 
 def permutation_p_value(first: Sequence[float], second: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ from attnbench.results.protocol import protocol_of, rules
 from attnbench.settings.errors import UserError
 from attnbench.verdict.family import check_family, fewest_seeds
 from attnbench.verdict.levels import UNPAIRED, limit, totals
-from attnbench.verdict.permutation import permutation_p_value
+from attnbench.verdict.permutation import unpaired_p_value
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import summary
 
@@ -33,10 +33,10 @@ def samples(num_first: int = 8, num_second: int = 8, effect: float = 0.0, seed: 
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (4, 6)])
-def test_the_p_value_is_twice_the_smaller_one_of_the_permutation_test(sizes):
+def test_the_p_value_is_twice_the_smaller_one_sided_one(sizes):
     for seed in range(4):
         first, second = samples(*sizes, effect=1.5, seed=seed)
-        smaller = min(permutation_p_value(first, second), permutation_p_value(second, first))
+        smaller = min(unpaired_p_value(first, second), unpaired_p_value(second, first))
         assert UNPAIRED.p_value((first, second), resolution=0) == pytest.approx(min(1, 2 * smaller))
 
 
@@ -53,7 +53,7 @@ def test_the_interval_has_the_differences_that_the_test_does_not_reject(effect):
 def test_more_splits_than_are_counted_keep_the_level_and_agree_with_the_interval():
     first, second = samples(12, 12, 1.6)
     p_value = UNPAIRED.p_value((first, second), resolution=0)
-    for alpha, excludes_zero in ((p_value, True), (p_value * 0.99, False)):
+    for alpha, excludes_zero in ((p_value * 1.001, True), (p_value * 0.99, False)):
         low, high = UNPAIRED.interval((first, second), 1 - alpha, resolution=0)
         assert (low > 0 or high < 0) == excludes_zero
 
@@ -84,18 +84,15 @@ def test_power_is_students_of_two_samples_and_0_with_too_few_seeds():
     assert UNPAIRED.equivalence_power(0.0, 0.1, 0.5, alpha, 8) > 0.99
 
 
-@pytest.mark.parametrize("shape", [name for name, (first, second) in SHAPES.items() if first is second])
+UNEQUAL_SHAPES = ("two-peaked against normal", "one failing seed in twelve against none")
+"""Few seeds look unlike their mean; docs/ladder.md has the error."""
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name not in UNEQUAL_SHAPES])
 def test_the_error_is_at_most_its_level_but_for_simulation_error(shape):
     number = 600
     for level, error in zip((0.05, 0.2), rejected(shape, 0.0, (0.05, 0.2), number), strict=True):
         assert error <= level + 3 * math.sqrt(level * (1 - level) / number)
-
-
-@pytest.mark.parametrize("shape", [name for name in SHAPES if "one spread" in name])
-def test_unequal_spreads_raise_the_error_to_less_than_its_double(shape):
-    """The test is exact for equal distributions alone; docs/ladder.md has the figures."""
-    [error] = rejected(shape, 0.0, [0.05], 600)
-    assert error < 0.1
 
 
 def told(*rows: list, **protocol: Any) -> dict[str, list[str]]:

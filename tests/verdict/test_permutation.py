@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnbench.verdict.permutation import permutation_p_value
+from attnbench.verdict.permutation import permutation_p_value, unpaired_p_value, welch_p_value
 
 
 def test_it_is_scipys_exact_test():
@@ -52,3 +52,16 @@ def test_the_error_is_at_most_the_level():
     rng, num = np.random.default_rng(3), 2000
     rejected = sum(permutation_p_value(*rng.normal(size=(2, 5))) <= 0.05 for _ in range(num))
     assert rejected / num <= 0.05 + 3 * (0.05 * 0.95 / num) ** 0.5
+
+
+def test_welchs_test_is_scipys_and_both_tests_must_reject():
+    rng = np.random.default_rng(4)
+    for sizes in ((8, 8), (5, 9)):
+        first, second = rng.normal(0.5, 1, sizes[0]), rng.normal(0, 3, sizes[1])
+        expected = stats.ttest_ind(first, second, equal_var=False, alternative="greater").pvalue
+        assert welch_p_value(first, second) == pytest.approx(expected)
+        assert welch_p_value(first, second - 0.3, 0.3) == pytest.approx(expected)
+        assert unpaired_p_value(first, second) == max(permutation_p_value(first, second), welch_p_value(first, second))
+    assert unpaired_p_value([1, 1, 1], [0, 0, 0]) == pytest.approx(1 / 20)
+    assert unpaired_p_value([0, 0, 0], [1, 1, 1]) == 1.0
+    assert unpaired_p_value([1.0], [0.0]) == 0.5

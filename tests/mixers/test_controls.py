@@ -1,7 +1,8 @@
-"""The mixers that are controls: torch's LSTM and the gated short convolution."""
+"""The mixers that are controls: torch's LSTM, the gated short convolution and Mamba's first layer."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mixer_building import assert_near, build, example_input
 from small import batch_of, compose_once, fresh_state, mixer_settings, watch_compiler
 from torch import nn
@@ -63,6 +64,55 @@ def test_a_base_conv_is_its_formula_by_hand():
 def test_a_base_conv_of_one_tap_sees_no_past_and_is_refused():
     with pytest.raises(UserError, match=r"^attn\.taps=1: "):
         build("base_conv", taps=1)
+
+
+@torch.no_grad()
+def test_mamba_is_the_published_block_written_out():
+    """The order of the source's code: convolution, SiLU, three signals, time step, scan, skip, gate, projection."""
+    mixer, x = build("mamba", dtype=torch.float64), example_input(2, 37, dtype=torch.float64)
+    mixer.skip.uniform_(-1, 1)
+    inner = F.linear(x, mixer.projection.weight).mT
+    taps, bias = mixer.convolution.weight[:, None], mixer.convolution_bias
+    inner = F.silu(F.conv1d(inner, taps, bias, padding=3, groups=len(bias))[..., :37]).mT
+    step, into, out = F.linear(inner, mixer.signals.weight).split([mixer.rank, 16, 16], dim=-1)
+    step = F.softplus(step @ mixer.step_weight.T + mixer.step_bias)
+    rate = -mixer.log_rate.exp().T
+    memory, outputs = torch.zeros(2, *rate.shape, dtype=torch.float64), []
+    for t in range(37):
+        written = torch.einsum("bc,bn->bcn", step[:, t] * inner[:, t], into[:, t])
+        memory = torch.exp(torch.einsum("bc,cn->bcn", step[:, t], rate)) * memory + written
+        outputs.append(torch.einsum("bcn,bn->bc", memory, out[:, t]))
+    gated = (torch.stack(outputs, dim=1) + mixer.skip * inner) * F.silu(F.linear(x, mixer.output.gate.weight))
+    assert_near(mixer(x)[0], F.linear(gated, mixer.output.projection.weight), 1e-12)
+
+
+def test_mamba_begins_as_published_and_keeps_its_state_in_float32():
+    mixer = build("mamba")
+    assert mixer.log_rate.exp()[:, 0].tolist() == pytest.approx(range(1, 17))
+    steps = F.softplus(mixer.step_bias)
+    assert 0.001 <= steps.min() < 0.003 < 0.03 < steps.max() <= 0.1
+    memory, history = mixer.init_state(2, 9, torch.bfloat16)
+    assert (memory.dtype, history.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_mamba_is_its_definition_where_it_forgets_all():
+    """Also in gradients, which an exponential that overflows would spoil."""
+    mixer, x = build("mamba", dtype=torch.float64), 500 * example_input(2, 37, dtype=torch.float64)
+    step, *_, rate = mixer.inputs(x, None)
+    assert (step[:, :, None] * rate).min() < -800
+    found = [
+        (y, *torch.autograd.grad(y.square().sum(), [*mixer.parameters()])) for y in (mixer(x)[0], mixer.reference(x))
+    ]
+    for actual, expected in zip(*found, strict=True):
+        assert_near(actual / expected.norm(), expected / expected.norm(), 1e-12)
+
+
+def test_two_layers_of_mamba_have_the_published_blocks_parameters():
+    """Of width 64: two projections in and one out, convolution, signals, time step, rates and skip."""
+    model = ModelSettings(name="probe", dim=64, num_layers=2, head_width=32, feed_forward_width=0)
+    built = build_model([mixer_settings("mamba")] * 2, model, vocabulary_size=16, seed=0)
+    block = 2 * 64 * 128 + 128 * 64 + 128 * (4 + 1) + 128 * (4 + 16 + 16) + 128 * (4 + 1) + 128 * 16 + 128
+    assert built.num_parameters() == 2 * (block + 64) + 64 + 16 * 64 == 66_496
 
 
 @pytest.mark.parametrize("name", ["deltanet", "softmax"])

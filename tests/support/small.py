@@ -41,7 +41,7 @@ from attnbench.training.step import Batch
 
 MIXERS = sorted(path.stem for path in (CONF / "attn").glob("*.yaml") if ": ???" not in path.read_text(encoding="utf-8"))
 """Yamls of conf/attn that need no further setting."""
-CONTROLS = ("base_conv", "lstm")
+CONTROLS = ("base_conv", "lstm", "mamba")
 """Mixers without the options of the parts around a mixing."""
 WITH_PARTS = [name for name in MIXERS if name not in CONTROLS]
 OPERATORS = ("fox", "gated_deltanet", "kda", "linear", "mlstm", "simple_gla", "softmax")

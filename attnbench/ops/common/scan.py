@@ -36,17 +36,20 @@ def affine_scan(
     states = initial_XKV.new_empty((num_chunks + 1, *initial_XKV.shape))
     states[num_chunks if reverse else 0] = initial_XKV
     changes = write_NXCV.clone(memory_format=torch.contiguous_format)
+    has_positions = read_NXCK.shape[2] > 0
     # Autocast would round the state at every chunk.
     with torch.autocast(device_type=states.device.type, enabled=False):
         for n in reversed(range(num_chunks)) if reverse else range(num_chunks):
             source, target = (states[n + 1], states[n]) if reverse else (states[n], states[n + 1])
-            changes[n].baddbmm_(read_NXCK[n], source)
+            if has_positions:
+                changes[n].baddbmm_(read_NXCK[n], source)
             decay = decay_NX[n].reshape(decay_NX.shape[1], -1, 1)
             if addition_NXKV is None:
                 torch.mul(source, decay, out=target)
             else:
                 torch.addcmul(addition_NXKV[n], source, decay, out=target)
-            target.baddbmm_(key_NXCK[n].mT, changes[n])
+            if has_positions:
+                target.baddbmm_(key_NXCK[n].mT, changes[n])
     return states, changes
 
 

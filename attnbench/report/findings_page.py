@@ -38,7 +38,7 @@ def write_findings(decisions: Sequence[Decision], rows: Sequence[ResultRow], *, 
 
 
 def findings_table(decisions: Sequence[Decision]) -> Table:
-    headers = ["finding", "claim", "source", "tier", "published", "ours", "training samples, source", "ours", "word",
+    headers = ["finding", "word", "claim", "published", "ours", "source", "tier", "training samples, source", "ours",
                "minutes", "command"]  # fmt: skip
     return Table(title="", headers=headers, lines=[_line(it) for it in decisions], num_labels=len(headers))
 
@@ -56,9 +56,10 @@ def _line(decision: Decision) -> list[str | TableCell]:
     minutes = ", ".join(f"{device} {'?' if it is None else f'{it:g}'}" for device, it in claim.minutes.items())
     samples = [f"{number:,}" if number is not None else "" for number in (claim.source_samples, decision.samples)]
     mark = "lost" if decision.word in (NOT_REPRODUCED, CONTRADICTED) else ""
-    ours = "; ".join(f"{it.label}: {it.short}" for it in decision.tested)
-    return [name, claim.statement, claim.source, claim.tier, claim.published, ours, *samples,
-            TableCell(text=decision.word, mark=mark), minutes, f"attnbench findings {name}"]  # fmt: skip
+    tested = zip(claim.contrasts, decision.tested, strict=False)
+    ours = "; ".join(f"{' less '.join(contrast.variants)} {it.short}" for contrast, it in tested)
+    return [name, TableCell(text=decision.word, mark=mark), claim.statement, claim.published, ours, claim.source,
+            claim.tier, *samples, minutes, f"attnbench findings {name}"]  # fmt: skip
 
 
 def facts_of(decision: Decision) -> dict[str, str]:

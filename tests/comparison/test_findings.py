@@ -299,8 +299,8 @@ def test_published_findings_have_their_words_figures_runs_and_what_was_frozen(te
     page = (target / "README.md").read_text()
     for words in (
         "# Findings here",
-        "| little | Softmax copies | nobody | exact | 1.0 | share of seeds of softmax",
-        "| undecided | cpu 1.5 | attnbench findings little |",
+        "| little | undecided | Softmax copies | 1.0 | softmax 0 [0, 0.842]",
+        "| cpu 1.5 | attnbench findings little |",
         "## little: undecided",
         "before the first score",
         "(little/finding-little.svg)",

@@ -95,7 +95,7 @@ def judge(pairs: Sequence[Pair], significance: float = SIGNIFICANCE) -> list[Ver
     verdicts = []
     for index, (pair, can) in enumerate(zip(pairs, testable, strict=True)):
         if not can:
-            at_limit = pair.limit and f"both are at the {pair.limit}, not separated"
+            at_limit = pair.limit and f"both are at the {pair.limit}"
             too_few = f"a test needs two common seeds, and there is {len(pair.differences) or 'none'}"
             reason = pair.obstacle or at_limit or too_few
             verdicts.append(Verdict(pair=pair, outcome="none", reason=reason, num_seeds=len(pair.differences)))

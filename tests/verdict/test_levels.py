@@ -119,7 +119,7 @@ def test_two_at_the_ceiling_or_the_floor_are_not_separated(mean, where):
     rows = [doublings("a", *there), doublings("b", *[it + 0.01 for it in there])]
     rows.append(doublings("c", *[3 + it for it in SPREAD]))
     lines = told(*rows)
-    assert lines["Not separated"] == [f"Both are at the {where}, not separated: a and b in ladder_recall."]
+    assert lines["Not separated"] == [f"Both are at the {where}: a and b in ladder_recall."]
     assert "Equivalent" not in lines
     assert len(lines["Better"]) == 2
     inputs = inputs_of([it for of in rows for it in of], ["a", "b", "c"], rank=["a", "b", "c"], reference="b")

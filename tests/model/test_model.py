@@ -376,8 +376,9 @@ def test_the_choices_of_a_state_are_legal_and_ordered_by_its_size(name):
     if not cls.state_memory:
         pytest.skip(f"no setting of {name} decides the size of a state")
     assert not cls.state_grows
-    # Softmax has as many heads as fit the width.
-    for options in ({},) if issubclass(cls, Softmax) else ({}, {"num_heads": 3}):
+    # Softmax has as many heads as fit the width, and Mamba has none.
+    has_heads = "num_heads" in settings.options and not issubclass(cls, Softmax)
+    for options in ({}, {"num_heads": 3}) if has_heads else ({},):
         given = {**settings.options, **options}
         choices = cls.state_choices(given, dim=48, head_width=12)
         model = ModelSettings(name="odd", dim=48, num_layers=1, head_width=12, feed_forward_width=0)

@@ -75,8 +75,10 @@ def _is_cost_of(cost: Figure, score: Figure) -> bool:
     if not cost.mean:
         return False
     if cost.metric == "state_bytes":
-        evaluation, corpus = split_name(score.evaluation)
-        is_of_model = split_name(cost.evaluation) in ((evaluation, corpus), (TRAINING, corpus))
+        # A language model's state is in the rows of its training, and a probe has its own model.
+        of_training = (TRAINING, split_name(score.evaluation)[1])
+        is_trained = split_name(cost.evaluation) == of_training and cost.identity.model == score.identity.model
+        is_of_model = is_trained or cost.evaluation == score.evaluation
         return is_of_model and cost.settings.items() <= score.settings.items()
     if cost.evaluation == "throughput":
         return cost.settings.get("sequence_length") == score.identity.seq_len

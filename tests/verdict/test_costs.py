@@ -78,6 +78,19 @@ def test_against_time_variants_that_are_one_model_have_a_point_each():
     assert {it.value for it in group} == {1.5}
 
 
+def test_the_state_of_a_language_model_is_in_the_rows_of_its_training_and_no_probe_s():
+    primary = Primary(metric="nats_per_character", kind="nats", margin=0.01)
+    score = made("linear", "nats_per_character", 1.5, {"split": "test"})
+    of_text = dataclasses.replace(score, identity=dataclasses.replace(score.identity, evaluation="perplexity"))
+    state = made("linear", "state_bytes", 4096, {"split": "test"})
+    state = dataclasses.replace(state, identity=dataclasses.replace(of_text.identity, evaluation="training"))
+    (group,) = priced(figures([of_text, state]), "perplexity", primary, "state_bytes")
+    assert [(it.value, it.price) for it in group] == [(1.5, 4096)]
+    probe = made("linear", "accuracy", 0.9, {"split": "test"})
+    probe = dataclasses.replace(probe, identity=dataclasses.replace(probe.identity, model="recall-64"))
+    assert not priced(figures([probe, state]), "recall", RECALL, "state_bytes")
+
+
 @pytest.mark.parametrize(
     ("scores", "kept"),
     [

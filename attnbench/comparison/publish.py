@@ -290,9 +290,9 @@ def _comparison_tables(inputs: Inputs) -> list[str | Table]:
         return [*factorial_tables(factorial, inputs.figures, inputs.primaries)]
     return [
         summary_table(summary(inputs.figures, inputs.verdicts, protocol.variants), with_intervals=True),
-        "Brackets are Student's 95 % intervals over seeds; for timings the 20th and 80th percentile. Behind accuracies "
-        "stand the lowest and the highest seed, and how many seeds solve the task. Bold is better than every other "
-        "variant.",
+        "Brackets are Student's 95 % intervals over seeds, with a single seed those of its rows, over blocks of text "
+        "or authors; for timings the 20th and 80th percentile. Behind accuracies stand the lowest and the highest "
+        "seed, and how many seeds solve the task. Bold is better than every other variant.",
     ]
 
 

@@ -179,7 +179,7 @@ class Probe(Evaluation, ABC):
     length_buckets: ClassVar[bool] = False
     """Batches have sequences of about one length, cut behind their last label. Changes each step's mean loss."""
     former: ClassVar[dict[str, Any]] = {}
-    """Values of later options under which a training is what it was before them: they are not in its identity."""
+    """Options that came later, at the values that leave a training as it was; those stay out of its identity."""
     check_interval_steps: ClassVar[int | None] = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 

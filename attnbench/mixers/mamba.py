@@ -71,7 +71,7 @@ class Mamba(MixerOptions):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """As published: rates of 1 to state_width in each channel; steps, by their logarithms, from 0.001 to 0.1."""
+        """Draw the published weights: rates of 1 to state_width in each channel, log-uniform steps of 0.001 to 0.1."""
         for parameter, bound in ((self.step_weight, self.rank**-0.5), (self.convolution_bias, TAPS**-0.5)):
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
         self.step_bias.copy_(inverse_softplus(0.001 * 100 ** torch.rand(self.width, generator=generator)))

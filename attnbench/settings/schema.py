@@ -63,7 +63,7 @@ class ModelSettings:
     untied: bool = False
     """The logits have weights of their own, not those of the embedding."""
     dropout_of: str | None = setting(None, choices=("embedding",))
-    """What `dropout` drops from; None: the embedding and every branch."""
+    """Place of the dropout; None: the embedding and every branch."""
     doubled_residual: bool = False
     """A block without feed-forward ends with x + norm(x)."""
 
@@ -221,7 +221,7 @@ class ContrastSettings:
 
     kind: str = setting(choices=CONTRASTS)
     variants: list[str] = field(metadata={"distinct": True})
-    """Of a difference and an order two: the first is claimed to solve the task more often, or to score higher."""
+    """A difference and an order have two: the first is claimed to solve the task more often, or to score higher."""
     evaluation: str | None = None
     """Evaluation with the metric; null: the plan's only one."""
     metric: str
@@ -233,7 +233,7 @@ class ContrastSettings:
     claimed: bool = True
     """false, of an existence: the source says that the variant does not learn it."""
     best: int = setting(3, minimum=1)
-    """Of best_of: the number of seeds of which the source shows the best."""
+    """Number of seeds of which the source shows the best, for kind best_of."""
     published: float | None = None
     margin: float | None = setting(None, above=0)
 

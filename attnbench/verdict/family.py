@@ -39,7 +39,7 @@ class Pair:
     """First minus second for each common seed, in the order of the seeds."""
     seeds: tuple[int, ...] = ()
     scores: tuple[tuple[float, ...], ...] = ()
-    """Of the first variant and of the second at these seeds, for a test that does not pair them; else empty."""
+    """Scores of the first and of the second variant at these seeds, for a test that does not pair them; else empty."""
     resolution: float = NATS_RESOLUTION
     solved: tuple[int, int] | None = None
     """Numbers of these seeds that solve the task, for the first and second variant; None if unknown."""
@@ -53,7 +53,7 @@ class Pair:
 
     @property
     def sample(self) -> tuple[Any, ...]:
-        """What the test takes: the differences, or both scores."""
+        """Sample that the test takes: the differences, or both scores."""
         return self.scores or self.differences
 
     @property

@@ -31,6 +31,13 @@ def test_a_yaml_names_mixers_that_there_are_and_its_claim_in_a_sentence(name):
     assert (CONF / "finding" / f"{name}.yaml").read_text().startswith("# @package plan\n# ")
 
 
+def test_the_page_lists_every_finding(root):
+    page = (root / "docs" / "findings.md").read_text()
+    listed = page[page.index("## What there is") : page.index("## A claim")]
+    rows = [line.split("|")[1] for line in listed.splitlines() if line.startswith("| ") and "---" not in line]
+    assert sorted(name for row in rows[1:] for name in row.strip().split(", ")) == sorted(FINDINGS)
+
+
 def test_published_findings_have_one_of_nine_words_and_after_a_failed_control_no_figures(root):
     for path in root.glob("docs/results/findings-*/findings.json"):
         for found in json.loads(path.read_text())["findings"]:

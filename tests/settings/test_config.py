@@ -159,7 +159,7 @@ BAD_OF_OTHERS = {
     (GENERATE, "temperature=inf"): ["temperature=inf", "finite"],
     (GENERATE, "prompt=1984"): ["prompt=1984", "a text", "'prompt=\"1984\"'"],
     (GENERATE, "prompt=${run}"): ["prompt: has ${...}", "standard input", "prompt_file="],
-    (COMPARE, "plan=docs/mine.yaml"): ["plan=docs/mine.yaml: unknown; there is ar_hits, bare, "],
+    (COMPARE, "plan=docs/mine.yaml"): ["plan=docs/mine.yaml: unknown; there is ", "demo"],
     (GENERATE, "~seed"): ["~seed", "cannot be deleted"],
 }
 """By script: what is wrong with one of its overrides, and what the line has to say."""

@@ -82,7 +82,7 @@ class TrainingSequences:
         order_N = order_N.to(self.device)
         if self.task.length_buckets:
             (length_N, label_N), (num_positions, num_labels) = self._lengths(batch), self._widths
-            # The smallest bucket with room for all positions and labels, of which there may be but one.
+            # The smallest bucket with room for all positions and all labels; a sequence may have a single label.
             bucket_N = -(-length_N * NUM_BUCKETS // num_positions)
             bucket_N = bucket_N.maximum((label_N - 1) * NUM_BUCKETS // num_labels + 1)
             order_N = order_N[bucket_N[order_N].argsort(stable=True)]

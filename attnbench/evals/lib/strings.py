@@ -41,7 +41,7 @@ class StringProbe(SizedProbe, ABC):
         return super().num_train_sequences if self.num_train is None else self.num_train
 
     def content(self) -> dict[str, Any]:
-        # Told by num_train_sequences.
+        # num_train_sequences says it.
         return {name: value for name, value in super().content().items() if name != "num_train"}
 
     @abstractmethod

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_TORCH := https://download.pytorch.org/whl/cpu/torch/
 
-.PHONY: help demo picture findings doctor soak memory test test-kernels test-slow test-browser fuzz audit check clean
+.PHONY: help demo picture findings doctor docs soak memory test test-kernels test-slow test-browser fuzz audit check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -23,6 +23,10 @@ findings: $(STAMP) ## two published claims that a CPU decides, ten seeds each, a
 
 doctor: $(STAMP) ## what this machine can run, and whether each kernel runs it right (a minute or two)
 	$(BIN)/attnbench doctor
+
+docs: $(STAMP) ## the documentation as a site in site/, with the settings, the API and a card for each mixer, no network
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --quiet
+	@echo "Open site/index.html; $(BIN)/mkdocs serve shows it with its search."
 
 test: $(STAMP) ## run the tests (CPU, no network)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --ignore=tests/kernels --ignore=tests/browser
@@ -57,7 +61,7 @@ check: $(STAMP) ## lint, format and types
 	$(BIN)/pyright
 
 clean: ## remove the virtual environment and caches; outputs/ and data/ stay
-	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 # Without a GPU the CPU build of torch comes first and alone: PyTorch's own page has it, and where that page cannot be
 # reached pip takes what it finds. With a GPU, PyPI's torch is the CUDA build and brings the triton it is pinned to.
@@ -67,8 +71,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV) (a minute or two, once)"
 	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
-		$(PIP) torch && $(PIP) --editable '.[dev,gpu]'; \
+		$(PIP) torch && $(PIP) --editable '.[dev,docs,gpu]'; \
 	else \
-		$(PIP) --no-deps --retries 1 --find-links $(CPU_TORCH) torch && $(PIP) --editable '.[dev]'; \
+		$(PIP) --no-deps --retries 1 --find-links $(CPU_TORCH) torch && $(PIP) --editable '.[dev,docs]'; \
 	fi
 	@touch $(STAMP)

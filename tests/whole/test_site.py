@@ -1,0 +1,28 @@
+"""The site of docs/ builds without a warning, which covers links and anchors, and loads nothing from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def site(root, tmp_path_factory):
+    pytest.importorskip("material", reason="pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_elsewhere(site):
+    pages = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
+    assert len(pages) > 20
+    assert not [
+        found for page in pages for found in re.findall(r'<(?:script|link|img|iframe)\b[^>]*"(?:https?:)?//', page)
+    ]

@@ -1,14 +1,49 @@
-"""Hooks of MkDocs that add to docs/ the pages that are made when the site is built (mkdocs.yml)."""
+"""Hooks of MkDocs that add to docs/ the pages that are made when the site is built (mkdocs.yml).
+
+They are not files of docs/: the code has their content, so that they cannot be out of date. `conf/*.yaml`, whose
+comments they show, and docstrings are what GitHub's readers read in their place.
+"""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests" / "support")]
+import settings_pages  # noqa: E402
+
+import attnbench.ops  # noqa: E402
+
 ROOT_FILES = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}}
 """Pages beside docs/, and their names in the site."""
+
+API = {
+    "attnbench": ("Runs, models and results.", [f"attnbench.{name}" for name in attnbench.__all__]),
+    "attnbench.ops": (
+        "Operators as functions of tensors (B, T, H, K). They need only torch, and Triton on CUDA.",
+        [f"attnbench.ops.{name}" for name in attnbench.ops.__all__],
+    ),
+    "A mixer of your own": (
+        "`Mixer` is the interface. `RecurrentMixer` has all of it but the recurrence.",
+        [
+            "attnbench.mixers.base.Mixer",
+            *(f"attnbench.mixers.shell.{name}" for name in ("Shell", "RecurrentMixer")),
+            "attnbench.ops.common.recurrence.Recurrence",
+        ],
+    ),
+    "An evaluation of your own": (
+        "A class derives from one of these; its annotated fields are its settings.",
+        [
+            f"attnbench.evals.base.{name}"
+            for name in ("Evaluation", "CheckpointEvaluation", "SystemEvaluation", "Probe")
+        ],
+    ),
+}
+"""Sections of the page of the API: a sentence, and the objects that each describes."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -19,11 +54,26 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for name, target in ROOT_FILES.items():
-        files.append(File.generated(config, target, content=_as_in_docs((ROOT / name).read_text(encoding="utf-8"))))
+    for name, content in _pages():
+        files.append(File.generated(config, name, content=content))
     for name in ("CITATION.cff", "LICENSE"):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
+
+
+def _pages() -> Iterator[tuple[str, str]]:
+    for name, target in ROOT_FILES.items():
+        yield target, _as_in_docs((ROOT / name).read_text(encoding="utf-8"))
+    for name, content in settings_pages.pages():
+        yield f"reference/settings/{name}", content
+    yield "reference/api.md", _api()
+
+
+def _api() -> str:
+    sections = []
+    for title, (sentence, names) in API.items():
+        sections.append(f"## {title}\n\n{sentence}\n\n" + "".join(map(settings_pages.described, names)))
+    return "# Python API\n\n" + "".join(sections)
 
 
 def _as_in_docs(text: str) -> str:

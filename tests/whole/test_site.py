@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from settings_pages import settings_of
+
+import attnbench.ops
+from attnbench.settings.schema import CONF
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +30,19 @@ def test_pages_load_nothing_from_elsewhere(site):
     assert not [
         found for page in pages for found in re.findall(r'<(?:script|link|img|iframe)\b[^>]*"(?:https?:)?//', page)
     ]
+
+
+@pytest.mark.slow
+def test_every_setting_and_public_name_is_explained(site, root):
+    settings = "".join(path.read_text(encoding="utf-8") for path in site.glob("reference/**/*.html"))
+    unknown = [
+        f"{path.relative_to(CONF)}: {setting.name}"
+        for group in ("", "model", "data", "train", "recipe", "logger", "eval", "bench")
+        for path in (CONF / group).glob("*.yaml")
+        for setting in settings_of(path)
+        if setting.name.split(".")[0] not in ("_target_", "defaults", "hydra")
+        and f"<code>{setting.name}</code>" not in settings
+    ]
+    assert not unknown
+    assert not [name for name in attnbench.__all__ if f'id="attnbench.{name}"' not in settings]
+    assert not [name for name in attnbench.ops.__all__ if f'id="attnbench.ops.{name}"' not in settings]

@@ -8,12 +8,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests" / "support")]
+import mixer_cards  # noqa: E402
 import settings_pages  # noqa: E402
 
 import attnbench.ops  # noqa: E402
@@ -47,10 +50,26 @@ API = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add to the navigation the pages of which there are as many as there are results and mixers."""
     pages = sorted(path.relative_to(config.docs_dir) for path in Path(config.docs_dir).glob("results/*/README.md"))
-    [results] = [entry["Results"] for entry in config.nav or [] if "Results" in entry]
-    results += [{path.parent.name: str(path)} for path in pages]
+    _section(config.nav, "Results").extend({path.parent.name: str(path)} for path in pages)
+    cards = [{name: f"reference/mixers/{name}.md"} for name in mixer_cards.names()]
+    _section(_section(config.nav, "Reference"), "Mixers").extend(cards)
     return config
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Link the mixers of the table on their page to their cards."""
+    if page.file.src_uri != "mixers.md":
+        return markdown
+    return re.sub(
+        r"^\| (\w+) \|", lambda it: f"| [{it[1]}](reference/mixers/{it[1]}.md) |", markdown, flags=re.MULTILINE
+    )
+
+
+def _section(nav: Any, title: str) -> list[Any]:
+    [section] = [entry[title] for entry in nav if title in entry]
+    return section
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -66,6 +85,8 @@ def _pages() -> Iterator[tuple[str, str]]:
         yield target, _as_in_docs((ROOT / name).read_text(encoding="utf-8"))
     for name, content in settings_pages.pages():
         yield f"reference/settings/{name}", content
+    for name, content in mixer_cards.pages():
+        yield f"reference/mixers/{name}.md", content
     yield "reference/api.md", _api()
 
 

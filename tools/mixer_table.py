@@ -26,6 +26,7 @@ from pages import ROOT, read
 PAGE = "docs/mixers.md"
 HEADERS = ("`attn=`", "paper", "parameters", "feed-forward", "MFLOPs a token", "state bytes", "half-lives")
 VOCABULARY_SIZE = 284
+NO_DECAY = "no decay"
 
 
 def listed() -> list[str]:
@@ -36,11 +37,12 @@ def listed() -> list[str]:
 @cache
 def mixer_table(*names: str) -> str:
     """Return a line for each of these yamls of conf/attn."""
-    lines = [[name, *_cells(name)] for name in names]
+    lines = [[name, *cells(name)] for name in names]
     return "\n".join(f"| {' | '.join(line)} |" for line in (HEADERS, ["---"] * len(HEADERS), *lines))
 
 
-def _cells(name: str) -> list[str]:
+def cells(name: str) -> list[str]:
+    """Return the columns behind the mixer's name."""
     settings = compose([f"attn={name}", "model=4m"])
     sizes: dict[str, Any] = {"seq_len": settings.seq_len, "vocabulary_size": VOCABULARY_SIZE}
     plain, matched = (
@@ -58,7 +60,7 @@ def _cells(name: str) -> list[str]:
         str(matched.model.feed_forward_width),
         f"{plain.flops_per_token / 1e6:.2f}",
         state_bytes,
-        range_of(torch.cat(lives)) if lives else "no decay",
+        range_of(torch.cat(lives)) if lives else NO_DECAY,
     ]
 
 

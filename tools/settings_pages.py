@@ -109,7 +109,7 @@ def class_section(path: Path, heading: str = "##") -> str:
     """Return the section of a yaml that names a class, or that combines others."""
     target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
     comment = read_comments(path).get((), "")
-    about = f"{heading} {path.parent.name}.{path.stem}\n\n{_cell(comment)} `conf/{path.parent.name}/{path.name}`"
+    about = f"{heading} {path.parent.name}.{path.stem}\n\n{cell(comment)} `conf/{path.parent.name}/{path.name}`"
     if target is None:
         return f"{about}\n\n{_code(path)}"
     return f"{about}, `{target}`\n\n{options_table(path)}"
@@ -159,7 +159,7 @@ def _table(rows: Sequence[Sequence[tuple[str, Setting]]], cls: type, count: int 
     lines = ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
     for found in rows:
         default = _of_yamls([(name, f"`{_written(setting.default)}`") for name, setting in found], count)
-        comments = [(name, _cell(setting.comment)) for name, setting in found if setting.comment]
+        comments = [(name, cell(setting.comment)) for name, setting in found if setting.comment]
         setting = found[0][1]
         meaning = _of_yamls(comments, len(comments))
         lines.append(f"| `{setting.name}` | {_type(cls, setting)} | {default} | {meaning} |")
@@ -222,7 +222,7 @@ def _field(cls: type, names: Sequence[str]) -> tuple["Field[Any] | None", Any]:
     return entries[first], hints[first]
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Escape a comment for a cell of a table, but not what it has between backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     escaped = (

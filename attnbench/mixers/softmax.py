@@ -26,7 +26,9 @@ class AttentionState(NamedTuple):
 
 
 class Softmax(Shell):
-    """Causal attention with materialised weights: memory and time grow with the square of the length.
+    """Causal attention with materialised weights: memory and time grow with the square of the length. Per head:
+
+        y_t = sum_(s <= t) w_ts v_s,   w_ts proportional to exp(q_t . k_s / sqrt(K))
 
     num_heads × head_width must be dim. num_heads / num_key_value_heads query heads share a key/value head (Ainslie et
     al., 2023). `qk_norm` comes before the rotation (Henry et al., 2020; Dehghani et al., 2023).

@@ -46,3 +46,12 @@ def test_every_setting_and_public_name_is_explained(site, root):
     assert not unknown
     assert not [name for name in attnbench.__all__ if f'id="attnbench.{name}"' not in settings]
     assert not [name for name in attnbench.ops.__all__ if f'id="attnbench.ops.{name}"' not in settings]
+
+
+@pytest.mark.slow
+def test_every_mixer_has_a_card(site):
+    cards = {path.stem: path.read_text(encoding="utf-8") for path in site.glob("reference/mixers/*.html")}
+    assert set(cards) == {path.stem for path in (CONF / "attn").glob("*.yaml")}
+    for section in ("definition", "size", "backends", "published-verdicts", "options"):
+        assert f'id="{section}"' in cards["gated_deltanet"]
+    assert "delta_step" in cards["gated_deltanet"]

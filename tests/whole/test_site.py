@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import concept_figures
 import pytest
 from settings_pages import settings_of
 
@@ -55,3 +56,10 @@ def test_every_mixer_has_a_card(site):
     for section in ("definition", "size", "backends", "published-verdicts", "options"):
         assert f'id="{section}"' in cards["gated_deltanet"]
     assert "delta_step" in cards["gated_deltanet"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", concept_figures.FIGURES)
+def test_the_figures_of_the_concepts_can_be_drawn_again(name):
+    assert (concept_figures.FOLDER / f"{name}.svg").exists()
+    assert concept_figures.drawn(name).startswith("<svg")

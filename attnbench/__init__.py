@@ -1,6 +1,6 @@
 """attnbench: any sequence mixer in the same language model, on the same data, measured by the same battery.
 
-The names below are what programs of one's own import: `from attnbench import compose, run`. They stay here, wherever
+The names below are what programs of one's own import: `from attnbench import compare, run`. They stay here, wherever
 the modules that define them go. A module is loaded when one of its names is asked for, so that importing attnbench
 loads neither torch nor Hydra.
 """
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnbench.cli.compose import compose
+    from attnbench.cli.from_python import compare, load, run
     from attnbench.cli.generation import sample
-    from attnbench.comparison.execute import run
     from attnbench.model.stored import load_checkpoint
     from attnbench.results.tables import read_folders
     from attnbench.training.prepare import prepare
 
-__all__ = ["compose", "load_checkpoint", "prepare", "read_folders", "run", "sample"]
+__all__ = ["compare", "compose", "load", "load_checkpoint", "prepare", "read_folders", "run", "sample"]
 
 PACKAGES = (
     "settings",
@@ -46,11 +46,13 @@ of every result of that part, so that results of earlier numbers are measured ag
 """
 
 DEFINED_IN = {
+    "compare": "cli.from_python",
     "compose": "cli.compose",
+    "load": "cli.from_python",
     "load_checkpoint": "model.stored",
     "prepare": "training.prepare",
     "read_folders": "results.tables",
-    "run": "comparison.execute",
+    "run": "cli.from_python",
     "sample": "cli.generation",
 }
 

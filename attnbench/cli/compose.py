@@ -2,10 +2,10 @@
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import hydra
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -26,6 +26,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.paths import user_path
 from attnbench.settings.schema import CONF, MixerSettings, RunSettings
 
+Settings = TypeVar("Settings")
+
 MAX_WORD_CHARACTERS = 2**14
 """Longest word of a command line: Hydra's parser takes a second for each hundred thousand characters."""
 
@@ -41,6 +43,16 @@ def compose(
     Args:
         config_dir: as --config-dir, a folder of yamls; the classes that they name are then trusted.
     """
+    return read_words(read_settings, overrides, config_name, config_dir)
+
+
+def read_words(
+    read: Callable[[DictConfig, Any], Settings],
+    overrides: Sequence[str],
+    config_name: str,
+    config_dir: Path | str | None = None,
+) -> Settings:
+    """Return what `read` makes of the configuration of a command line; see `compose`."""
     for word in overrides:
         if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
             raise UserError(f"{word}: names no setting; NAME=VALUE does")
@@ -54,7 +66,7 @@ def compose(
         keep_environment_out()
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
-            return read_settings(config, config.hydra)
+            return read(config, config.hydra)
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
             raise UserError(explain(error, overrides)) from error
 
@@ -63,6 +75,12 @@ def composed(config_name: str, overrides: Sequence[str], config_dir: str | None)
     """Return the configuration of a command line, with Hydra's own node, unchecked."""
     with _own_hydra(config_dir):
         return hydra.compose(config_name, list(overrides), return_hydra_config=True)
+
+
+def own_conf() -> Path | None:
+    """Return conf/ of the working directory if it has groups of attnbench's, and is not attnbench's."""
+    own, groups = Path("conf"), [path.name for path in CONF.iterdir() if path.is_dir()]
+    return own if own.resolve() != CONF and any((own / group).is_dir() for group in groups) else None
 
 
 def _in_own_job() -> bool:

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from attnbench.cli.compose import composed, keep_environment_out, parse_once, prepared_words
+from attnbench.cli.compose import composed, keep_environment_out, own_conf, parse_once, prepared_words
 from attnbench.cli.help import help_text
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.plain import without_hydra
@@ -114,7 +114,7 @@ def launch(
                 # Last, so that no file there hides a library.
                 sys.path.append(os.getcwd())
                 if given.config_dir is None:
-                    given.config_dir = _own_conf()
+                    given.config_dir = _add_own_conf()
                 if given.help and given.config_path is None:
                     name = given.config_name or config_name
                     config = composed(name, given.overrides, given.config_dir)
@@ -198,11 +198,10 @@ def _options_first(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     return given, [*options, *given.overrides]
 
 
-def _own_conf() -> str | None:
-    """Return conf/ in the working directory if it has groups of attnbench's, and add it as --config-dir."""
-    own = Path("conf")
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    if own.resolve() == CONF or not any((own / group).is_dir() for group in groups):
+def _add_own_conf() -> str | None:
+    """Add conf/ of the working directory as --config-dir, if it is one."""
+    own = own_conf()
+    if own is None:
         return None
     log.info("conf/: its yamls can be chosen too (--config-dir names another folder)")
     sys.argv[1:1] = ["--config-dir", str(own)]

@@ -47,11 +47,12 @@ OWN_LAYER = "+plan.variants.mine=['attn=module','attn.path=my_layer:MyLayer']"
 """Override that adds a user's layer to a plan."""
 
 
-def compare(settings: ComparisonSettings, compose: Compose) -> Path:
+def compare(settings: ComparisonSettings, compose: Compose, *, prints: bool = True) -> Path:
     """Carry out a plan and write comparison.json and report/, mirrored to wandb; return the experiment's folder.
 
     Args:
         compose: from the words of an attnbench train command line to its settings.
+        prints: print the table of scores, and how to go on.
 
     Raises:
         UserError: another process runs this plan; it was changed after it was frozen, or cannot be frozen; runs failed
@@ -67,13 +68,13 @@ def compare(settings: ComparisonSettings, compose: Compose) -> Path:
             log.info(f"{export_cells(folder, Path(settings.exported))} results written to {settings.exported}")
             return folder
         try:
-            return _carry_out(settings, compose, folder)
+            return _carry_out(settings, compose, folder, prints=prints)
         except StillRunning as status:
             log.info(str(status))
             return folder
 
 
-def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> Path:
+def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path, *, prints: bool) -> Path:
     comparison = Comparison(settings, compose)
     if settings.freeze:
         path = freeze(comparison)
@@ -94,7 +95,7 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path) -> 
         return folder
     if not files:
         raise UserError(f"{folder}: no run has results; {len(comparison.failures)} failed")
-    _show(comparison, is_frozen=is_frozen, mirrored=mode != "none")
+    _show(comparison, is_frozen=is_frozen, mirrored=mode != "none", prints=prints)
     if comparison.failures:
         raise UserError(
             f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
@@ -227,17 +228,18 @@ def _num_devices(settings: ComparisonSettings) -> int:
     return settings.slurm.tasks if settings.launcher == "slurm" else max(1, len(gpus_and_workers(settings)[0]))
 
 
-def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool) -> None:
+def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bool) -> None:
     """Print the summary, write the report, show it in wandb."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
     inputs = read_inputs(folder)
-    print_comparison(inputs)
+    if prints:
+        print_comparison(inputs)
     if settings.report:
         from attnbench.report.page import write_report
 
         log.info(f"report, for a browser: {write_report(folder, inputs=inputs)}")
     # A frozen plan takes no other variant; a factorial names its parts for each.
-    if not is_frozen and not plan.factors:
+    if prints and not is_frozen and not plan.factors:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
         log.info(f'  {settings.command} "{OWN_LAYER}"')
     if mirrored:

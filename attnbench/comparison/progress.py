@@ -2,17 +2,15 @@
 
 import logging
 import statistics
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from attnbench.comparison.program import Failure, read_or_failure
 from attnbench.comparison.stacks import activations
 from attnbench.evals.runners.probe import ProbeJob
+from attnbench.machine.bars import COLUMNS, bar, in_notebook
 from attnbench.machine.environment import machine
 from attnbench.machine.processes import Outcome
 from attnbench.results.folder import ROOT
@@ -30,9 +28,6 @@ FIRST_WEIGHT = 2
 
 GROUP_WEIGHT = 1
 """Weight of an evaluation's seconds by size, in finished runs of a kind."""
-
-COLUMNS = 79
-"""Characters of a line on a terminal."""
 
 
 class Kind(NamedTuple):
@@ -59,7 +54,7 @@ def kind_of(job: Job) -> Kind:
 
 class Progress:
     """One line per finished run, and the runs under way with the time left: on a terminal below the lines, in a file
-    behind each.
+    behind each. A notebook has a bar alone.
 
     Args:
         left: number of runs by kind.
@@ -73,9 +68,9 @@ class Progress:
         self.seconds: dict[Kind, list[float]] = {}
         self.waiting: list[Job] = []
         self.at_a_time = 1
-        self._line = None
-        if sys.stderr.isatty():
-            self._line = tqdm(bar_format="{desc}", leave=False, ncols=COLUMNS)
+        self.in_notebook = in_notebook()
+        shape = "{n_fmt}/{total_fmt} |{bar}| {desc}" if self.in_notebook else "{desc}"
+        self._line = bar(total=self.total, bar_format=shape, leave=False)
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Add runs that were not known at the beginning."""
@@ -85,7 +80,7 @@ class Progress:
     def skip(self, jobs: Sequence[Job]) -> None:
         """Count finished runs."""
         self.left.subtract(kind_of(job) for job in jobs)
-        if jobs:
+        if jobs and not self.in_notebook:
             log.info(f"[{self.total - self.left.total()}/{self.total}] {len(jobs)} were done before")
 
     def begin(self, jobs: Sequence[Job], at_a_time: int) -> None:
@@ -106,16 +101,16 @@ class Progress:
         share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(kind, []).append(share)
         became = what_came_out(job) if outcome.error is None else f"failed: {outcome.error}"
-        self._show(
-            f"[{self.total - self.left.total()}/{self.total}] {job.label}: {became}, {duration(outcome.seconds)}"
-        )
+        number = f"[{self.total - self.left.total()}/{self.total}]"
+        self._show(f"{number} {job.label}: {became}, {duration(outcome.seconds)}", is_wanted=outcome.error is not None)
 
     def close(self) -> None:
         """Remove the status below the lines."""
         if self._line is not None:
             self._line.close()
 
-    def _show(self, line: str) -> None:
+    def _show(self, line: str, *, is_wanted: bool = False) -> None:
+        """Show the status and, unless in a notebook that does not want it, the line."""
         left = self.seconds_left()
         parts = [f"about {duration(left)} to go"] if left else []
         if self.waiting and self.tells_now:
@@ -125,9 +120,11 @@ class Progress:
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)
             return
-        # A terminal would break lines inside of numbers.
-        for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False):
-            log.info(part)
+        if is_wanted or not self.in_notebook:
+            # A terminal would break lines inside of numbers.
+            for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False):
+                log.info(part)
+        self._line.total, self._line.n = self.total, self.total - self.left.total()
         status = printable(status)
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 

@@ -12,6 +12,7 @@ from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import read_csv, table_of
 from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_search
+from attnbench.results.tables import cells_of
 from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_PAIRED, MAX_VARIANTS
@@ -227,7 +228,9 @@ def _results_files(folder: Path, record: dict[str, Any] | None) -> list[Path]:
         return [folder / path for path in paths]
     # The first place is for a single run, such as one of a bench that was interrupted and has no results.csv.
     places = ("results/*.jsonl", "*/results/*.jsonl", "cells/*/results/*.jsonl")
-    return [path for place in places for path in sorted(folder.glob(place))]
+    found = [path for place in places for path in sorted(folder.glob(place))]
+    # Probes and timings of a run lie beside it.
+    return [*found, *(path for cell in cells_of(folder) for path in sorted((cell / "results").glob("*.jsonl")))]
 
 
 def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: Path) -> Protocol:

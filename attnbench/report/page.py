@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from attnbench.report.blocks import Block, Lines, Note, Pictures, Scores, Section
+from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Scores, Section
 from attnbench.report.charts import style
 from attnbench.report.charts import vega as charts
 from attnbench.report.inputs import Inputs, read_inputs
@@ -62,6 +62,21 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
     The page is self-contained: it loads nothing, contains no network address, and its policy forbids requests.
     """
     style.begin_runtime()
+    protocol, variants, over_seeds = inputs.protocol, inputs.protocol.variants, inputs.figures
+    sections = page_sections(inputs, verdicts, answer)
+    write_csv(as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]), target / "results.csv")
+    return write_sections(
+        sections,
+        target=target,
+        title=protocol.plan,
+        variants=variants,
+        facts=_facts(inputs, over_seeds),
+        command=protocol.command,
+    )
+
+
+def page_sections(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Block] = ()) -> list[Section]:
+    """Return the sections of the page, in order; `answer` is the first."""
     protocol, variants = inputs.protocol, inputs.protocol.variants
     over_seeds, known = inputs.figures, inputs.primaries
     scores = Scores(summary(over_seeds, verdicts, variants))
@@ -79,23 +94,14 @@ def write_page(inputs: Inputs, verdicts: Sequence[Verdict], answer: Sequence[Blo
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
         Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
     ]
-    write_csv(as_measured([*inputs.rows, *inputs.control, *to_rows(over_seeds)]), target / "results.csv")
-    return write_sections(
-        list(filter(None, sections)),
-        target=target,
-        title=protocol.plan,
-        variants=variants,
-        facts=_facts(inputs, over_seeds),
-        command=protocol.command,
-    )
+    return list(filter(None, sections))
 
 
 def write_sections(
     sections: Sequence[Section], *, target: Path, title: str, variants: Sequence[str], facts: list[str], command: str
 ) -> Path:
     shown = {f"section-{index}": section for index, section in enumerate(sections)}
-    blocks = [block for section in sections for block in section.blocks]
-    pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
+    pictures = pictures_of(sections)
     (target / "figures").mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         svg, path = style.to_svg(picture, variants), target / "figures" / f"{picture.name}.svg"
@@ -122,6 +128,11 @@ def write_sections(
     )
     replace_file(target / "index.html", page)
     return target / "index.html"
+
+
+def pictures_of(sections: Sequence[Section]) -> list[Picture]:
+    blocks = [block for section in sections for block in section.blocks]
+    return [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
 
 
 def _holds(path: Path, text: str) -> bool:

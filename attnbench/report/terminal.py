@@ -98,17 +98,21 @@ def _cell(entry: Entry, *, with_interval: bool = False, tells_parts: bool = True
 
 
 def print_comparison(inputs: "Inputs") -> None:
+    for table in answer_tables(inputs):
+        print_table(table)
+    if inputs.protocol.factors and inputs.imported:
+        print(printable(inputs.imported))
+
+
+def answer_tables(inputs: "Inputs") -> list[Table]:
+    """Return the table of scores with the sentences of the answer below, or a factorial's tables of effects."""
     # Imported here: it loads torch, and commands check their settings first.
     from attnbench.report.sections.effects import factorial_tables
 
     protocol = inputs.protocol
     if protocol.factors:
         factorial = Factorial.of(protocol.variants, protocol.factors)
-        for table in factorial_tables(factorial, inputs.figures, inputs.primaries):
-            print_table(table)
-        if inputs.imported:
-            print(printable(inputs.imported))
-        return
+        return factorial_tables(factorial, inputs.figures, inputs.primaries)
     content = summary(inputs.figures, inputs.verdicts, protocol.variants)
     lacking = [
         f"{variant}: {without}, which others have here."
@@ -117,4 +121,4 @@ def print_comparison(inputs: "Inputs") -> None:
         if without
     ]
     notes = [*sentences(inputs), *lacking, *filter(None, [inputs.imported])]
-    print_table(replace(summary_table(content), notes=notes))
+    return [replace(summary_table(content), notes=notes)]

@@ -80,10 +80,14 @@ def _code(target: str) -> str:
 
 @functools.cache
 def _source(module: ModuleType) -> str:
-    """The sha256 of a module and of all modules beside it that it imports, directly or not.
+    """The sha256 of `sources_of`. It is kept with the module object: a file that is edited later is not what runs."""
+    return hashlib.sha256(json.dumps(sorted(sources_of(module).items())).encode()).hexdigest()
 
-    Syntax trees without docstrings are hashed, so that comments and layout change nothing. The hash is kept with the
-    module object: a file that is edited later is not what runs.
+
+def sources_of(module: ModuleType) -> dict[str, str]:
+    """The sources of a module and of all modules beside it that it imports, directly or not, by name.
+
+    They are written from syntax trees without docstrings, so that comments and layout change nothing.
 
     Raises:
         UserError: a file is missing or is not readable Python.
@@ -107,7 +111,7 @@ def _source(module: ModuleType) -> str:
         package = name.split(".") if is_package else name.split(".")[:-1]
         todo += _beside(tree, package, root, prefix)
         sources[name] = ast.unparse(_without_docstrings(tree))
-    return hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()
+    return sources
 
 
 def _syntax_tree(name: str, path: Path) -> ast.Module:

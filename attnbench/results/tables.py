@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -111,6 +112,26 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console.print(to_terminal(table, console.width))
     for note in table.notes:
         paragraph(note)
+
+
+def to_html(table: Table) -> str:
+    """Render a table as HTML for a notebook, which has styles of its own: title, lead, table, notes."""
+    title = Markup("<p><strong>{}</strong></p>").format(printable(table.title)) if table.title else ""
+    lead = Markup("<p>{}</p>").format(printable(table.lead)) if table.lead else ""
+    head = Markup("").join(Markup("<th>{}</th>").format(printable(header)) for header in table.headers)
+    lines = Markup("").join(
+        Markup("<tr>{}</tr>").format(Markup("").join(map(_in_html, _as_cells(line)))) for line in table.lines
+    )
+    notes = Markup("").join(Markup("<p>{}</p>").format(printable(note)) for note in table.notes)
+    return Markup("{}{}<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}").format(
+        title, lead, head, lines, notes
+    )
+
+
+def _in_html(cell: TableCell) -> Markup:
+    text = Markup("<strong>{}</strong>" if cell.mark == "best" else "{}").format(printable(cell.text))
+    notes = Markup("").join(Markup("<br><small>{}</small>").format(printable(note)) for note in cell.notes)
+    return Markup("<td>{}{}</td>").format(text, notes)
 
 
 def to_markdown(table: Table) -> str:
@@ -283,7 +304,7 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
     Args:
         last_only: of an evaluation with several settings, only those measured last.
     """
-    everywhere = [path for folder in folders for path in (folder, *_cells_of(folder))]
+    everywhere = [path for folder in folders for path in (folder, *cells_of(folder))]
     files = [path for folder in dict.fromkeys(everywhere) for path in sorted((folder / "results").glob("*.jsonl"))]
     if last_only:
         by_time = sorted(files, key=lambda path: by_age(path, started_at(path)))
@@ -292,7 +313,7 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
     return [row for path in files for row in read_results(path)]
 
 
-def _cells_of(folder: Path) -> list[Path]:
+def cells_of(folder: Path) -> list[Path]:
     """List the cells of a run, from its cells.txt."""
     path = folder / "cells.txt"
     if not path.exists():

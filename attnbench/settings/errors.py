@@ -23,6 +23,10 @@ class UserError(Exception):
         half = MAX_CHARACTERS // 2 - 2
         return text if len(text) <= MAX_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows instead of a traceback."""
+        return [f"UserError: {self}"]
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" if a known name is similar, otherwise nothing."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from attnbench.machine.bars import bar
 from attnbench.results.files import replace_file, stream_json_lines, to_line
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import printable
@@ -145,12 +146,10 @@ class ProgressBar:
         self._loss: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._line_step, self._line_time = start_step, time.perf_counter()
-        self._bar = None
-        if sys.stderr.isatty():
-            # The longest figures and the description leave a few of 80 columns for the bar.
-            shape: dict[str, Any] = {"desc": self.description, "ncols": 79, "bar_format": "{desc} |{bar}|{postfix}"}
-            delay = PASSING_SECONDS if passing else 0
-            self._bar = tqdm(total=total_steps, initial=start_step, leave=not passing, delay=delay, **shape)
+        # The longest figures and the description leave a few of 80 columns for the bar.
+        shape: dict[str, Any] = {"desc": self.description, "bar_format": "{desc} |{bar}|{postfix}"}
+        delay = PASSING_SECONDS if passing else 0
+        self._bar = bar(total=total_steps, initial=start_step, leave=not passing, delay=delay, **shape)
 
     def update(self, step: int, loss: float | None = None) -> None:
         """Show that `step` steps are done; a loss is shown until the next one.
@@ -214,13 +213,13 @@ class ProgressBar:
 
 def watched(items: Iterable[Item], total: int, tokens_per_item: int, description: str) -> Iterator[Item]:
     """Yield the items and show progress in a passing bar."""
-    bar = ProgressBar(total, tokens_per_item, 0, description, passing=True)
+    progress = ProgressBar(total, tokens_per_item, 0, description, passing=True)
     try:
         for number, item in enumerate(items, start=1):
             yield item
-            bar.update(number)
+            progress.update(number)
     finally:
-        bar.close()
+        progress.close()
 
 
 def short_number(value: float) -> str:

@@ -117,9 +117,16 @@ def test_the_names_that_python_gets_are_of_attnbench_itself(root):
         "\n".join(block for page in PAGES[:-1] for block in blocks(page, "python") if "class " not in block)
     )
     imports = [node for node in ast.walk(code) if isinstance(node, ast.ImportFrom)]
-    assert {node.module for node in imports} == {"attnbench"}
-    assert {alias.name for node in imports for alias in node.names} <= {*attnbench.__all__, "ops"}
+    assert {node.module for node in imports} == {"attnbench", "my_layer"}
+    of_it = [node for node in imports if node.module == "attnbench"]
+    names = {alias.name for node in of_it for alias in node.names}
+    names |= {node.attr for node in ast.walk(code) if isinstance(node, ast.Attribute) and _is_attnbench(node.value)}
+    assert names <= {*attnbench.__all__, "ops"}
     assert all(callable(getattr(attnbench, name)) for name in attnbench.__all__)
+
+
+def _is_attnbench(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "attnbench"
 
 
 def test_importing_attnbench_loads_neither_torch_nor_hydra(root):

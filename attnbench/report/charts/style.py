@@ -81,13 +81,18 @@ def config(*, dark: bool) -> dict[str, Any]:
 
 
 def to_svg(picture: Picture, variants: Sequence[str]) -> str:
+    static, on_white = alone(picture, variants)
+    return _draw("vegalite_to_svg", vl_spec=static, vl_version=VEGA_LITE, config=on_white).decode()
+
+
+def alone(picture: Picture, variants: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a picture outside of a page: the specification with a title and a width, and a light configuration."""
     below = [line for line in (picture.legend, picture.missing) if line]
     title = {"text": picture.title, "subtitle": below, "anchor": "start", "offset": 16}
     static = {**picture.spec, "width": STATIC_WIDTH, "title": with_printable_text(title)}
     light, longest = config(dark=False), max((8 * len(name) for name in variants), default=LEGEND_LIMIT)
     legend = {**light["legend"], "columns": max(1, STATIC_WIDTH // (longest + 40)), "labelLimit": 0}
-    on_white = {**light, "legend": legend, "background": "white", "padding": 16}
-    return _draw("vegalite_to_svg", vl_spec=static, vl_version=VEGA_LITE, config=on_white).decode()
+    return static, {**light, "legend": legend, "background": "white", "padding": 16}
 
 
 def to_png(svg: str) -> bytes:

@@ -171,6 +171,11 @@ def _specification(
     return with_printable_text(spec)
 
 
+def to_chart(spec: dict[str, Any], config: dict[str, Any]) -> alt.LayerChart:
+    """Return a specification as a chart of altair, which notebooks show."""
+    return alt.LayerChart.from_dict({**spec, "config": config}, validate=False)
+
+
 def with_printable_text(content: Any) -> Any:
     """Escape control characters in texts, which would end the drawing library's process.
 

@@ -1,0 +1,31 @@
+"""Progress bars: on a terminal, and as widgets in a notebook, which shows what is on standard error in red."""
+
+import sys
+import warnings
+from typing import Any
+
+from tqdm import TqdmWarning, tqdm
+
+COLUMNS = 79
+"""Characters of a line on a terminal."""
+
+
+def in_notebook() -> bool:
+    """Tell if this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def bar(**shape: Any) -> tqdm | None:
+    """Return a tqdm bar, or None where none can be shown, as in a file or a pipe.
+
+    Args:
+        shape: arguments of tqdm.
+    """
+    if not in_notebook():
+        return tqdm(**shape, ncols=COLUMNS) if sys.stderr.isatty() else None
+    with warnings.catch_warnings():
+        # Without ipywidgets the bar is text, which is all that the warning says.
+        warnings.simplefilter("ignore", TqdmWarning)
+        from tqdm.auto import tqdm as tqdm_of_notebooks
+    return tqdm_of_notebooks(**shape, file=sys.stdout)

@@ -1,0 +1,170 @@
+"""Results of a comparison or a run for Python: tables of pandas, charts of altair, and the answer for a notebook."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from attnbench.report.blocks import Picture
+from attnbench.report.charts.style import alone
+from attnbench.report.charts.vega import to_chart
+from attnbench.report.inputs import Inputs, read_inputs
+from attnbench.report.page import page_sections, pictures_of
+from attnbench.report.sections.answer import sentences
+from attnbench.report.sections.evaluations import score_name, score_place
+from attnbench.report.sections.words import where
+from attnbench.report.terminal import answer_tables
+from attnbench.results.rows import TRAINING, is_search
+from attnbench.results.tables import to_html
+from attnbench.settings.errors import UserError, did_you_mean
+from attnbench.training.log import stream_metrics
+from attnbench.verdict.ranking import Verdict
+from attnbench.verdict.summary import summary
+
+
+class Results:
+    """Results of a folder: an experiment, a run, or a published table. Files are read when something is asked for.
+
+    In a notebook it shows the table of scores and the sentences of the answer.
+
+    Attributes:
+        folder: where the results are.
+
+    Raises:
+        UserError: asked for anything else than its folder, of a folder without results, or with an altered file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What the report is made of."""
+        return read_inputs(self.folder)
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Every measured number: a line for each seed, metric and setting, as in results.csv.
+
+        `value` is in `unit`; `low` and `high` bound a single seed's number where its evaluation gives an interval. The
+        settings of an evaluation, as num_pairs, are columns of their own, empty where an evaluation lacks them.
+        """
+        told = [row.to_dict() for row in [*self.inputs.rows, *self.inputs.control]]
+        return pd.DataFrame([{**line.pop("settings"), **line} for line in told])
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The table of the report's first screen: a line for each variant and score.
+
+        Columns: variant, evaluation, score and at (in words), metric, unit, higher_is_better (None: neither), mean over
+        `seeds` seeds, low and high (95 % interval over seeds), solved (in words), is_best (better than all others by
+        the verdicts).
+        """
+        content = summary(self.inputs.figures, self.inputs.verdicts, self.inputs.protocol.variants)
+        return pd.DataFrame(
+            [
+                {
+                    "variant": variant,
+                    "evaluation": column.evaluation,
+                    "score": score_name(column),
+                    "at": score_place(column),
+                    "metric": column.metric,
+                    "unit": column.unit,
+                    "higher_is_better": column.higher_is_better,
+                    "mean": figure.mean,
+                    "low": figure.low,
+                    "high": figure.high,
+                    "seeds": len(figure.values),
+                    "solved": entry.solved,
+                    "is_best": entry.is_best,
+                }
+                for variant, entries in content.lines.items()
+                for column, entry in zip(content.columns, entries, strict=True)
+                if (figure := entry.figure) is not None
+            ]
+        )
+
+    @cached_property
+    def verdicts(self) -> pd.DataFrame:
+        """A line for each tested pair of variants; empty where nothing is tested, as with plan=demo.
+
+        Columns: first, second, evaluation, metric, at (in words), outcome (better, worse, undecided or none, of first
+        than second), is_equivalent, difference (first minus second, of language models in nats a character) with low
+        and high (interval adjusted for all pairs), p_value, adjusted_p_value, seeds, reason (of no verdict).
+        """
+        return pd.DataFrame(map(_line_of, self.inputs.verdicts), columns=VERDICT_COLUMNS)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """Logged steps of all scored trainings: a line for each, by variant, evaluation, seed, run and step.
+
+        `loss` is in nats a token, `selection` the accuracy of a probe on validation data; other columns are as in
+        metrics.jsonl. Of variants that are one model, trained once, the first alone has lines.
+        """
+        scored = [row.identity for row in self.inputs.rows if not is_search(row.identity.seed)]
+        # Evaluations of a language model have its run too.
+        runs = {it.run: it for it in sorted(scored, key=lambda it: it.evaluation == TRAINING)}
+        files = {run: self.inputs.folders[run] / "metrics.jsonl" for run in runs if run in self.inputs.folders}
+        return pd.DataFrame(
+            [
+                {"variant": it.variant, "evaluation": it.evaluation, "seed": it.seed, "run": run, **step}
+                for run, path in files.items()
+                if path.exists()
+                for it in [runs[run]]
+                for step in stream_metrics(path)
+            ]
+        )
+
+    @cached_property
+    def _pictures(self) -> dict[str, Picture]:
+        return {it.name: it for it in pictures_of(page_sections(self.inputs, self.inputs.verdicts))}
+
+    @property
+    def plots(self) -> dict[str, str]:
+        """Names of the report's charts, for `plot`, and their titles."""
+        return {name: picture.title for name, picture in self._pictures.items()}
+
+    def plot(self, name: str | None = None) -> Any:
+        """Return a chart of the report, of altair and 640 pixels wide; `.save("chart.html")` writes it.
+
+        Args:
+            name: one of `plots`; None: the first.
+
+        Raises:
+            UserError: there is no such chart, or none at all.
+        """
+        known = self._pictures
+        name = next(iter(known), "any") if name is None else name
+        if name not in known:
+            has = f"; there is {', '.join(known)}" if known else ""
+            raise UserError(f"plot: {self.folder} has no chart {name}{did_you_mean(name, known)}{has}")
+        return to_chart(*alone(known[name], self.inputs.protocol.variants))
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer in sentences: who is better, by how much, and what was not decided."""
+        return sentences(self.inputs)
+
+    def __repr__(self) -> str:
+        return f"Results of {self.folder}"
+
+    def _repr_html_(self) -> str:
+        return "".join(map(to_html, answer_tables(self.inputs)))
+
+
+OF_PAIR, OF_VERDICT = ("first", "second", "evaluation"), ("outcome", "is_equivalent", "difference", "low", "high")
+OF_TEST = ("p_value", "adjusted_p_value")
+VERDICT_COLUMNS = (*OF_PAIR, "metric", "at", *OF_VERDICT, *OF_TEST, "seeds", "reason")
+
+
+def _line_of(verdict: Verdict) -> list[Any]:
+    pair = verdict.pair
+    return [
+        *(getattr(pair, name) for name in OF_PAIR),
+        pair.primary.metric,
+        where(pair.settings),
+        *(getattr(verdict, name) for name in (*OF_VERDICT, *OF_TEST)),
+        verdict.num_seeds,
+        verdict.reason,
+    ]

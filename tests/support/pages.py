@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")), "docs/results/README.md")
-EXAMPLES = ("docs/adding_a_mixer.md", "docs/adding_an_evaluation.md", "docs/operator_tables.md")
+EXAMPLES = ("docs/adding_a_mixer.md", "docs/adding_an_evaluation.md", "docs/operator_tables.md", "docs/write_a_plan.md")
 """Pages that show complete files."""
 
 

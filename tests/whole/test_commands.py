@@ -44,6 +44,8 @@ ELSEWHERE = {
     "python -m attnbench.export.lm_eval --model attnbench --model_args run=outputs/default/RUN --tasks wikitext": (
         "downloads; test_harness.py, on a local document"
     ),
+    "python tools/ladder_halves.py outputs/ladder": "test_ladder_halves.py, on made-up rows",
+    "python tools/recall_state.py outputs/recall_state --figure recall_state.svg": "test_recall_state.py, likewise",
     "python scripts/dashboard.py": "test_dashboard.py, against a local server",
     "attnbench train -m hydra/launcher=submitit_slurm device=cuda hydra.launcher.gpus_per_node=1 "
     "hydra.launcher.timeout_min=600 attn=softmax,linear": "needs a Slurm cluster",

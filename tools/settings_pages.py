@@ -178,7 +178,7 @@ def _of_yamls(texts: Sequence[tuple[str, str]], count: int) -> str:
 
 def _written(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...").replace("|", "\\|")
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _type(cls: type, setting: Setting) -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from attnbench.results.pruning import LOST, Pruning, plan_pruning, remove
 from attnbench.results.rows import TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.escape import printable
 from attnbench.settings.schema import SELECTION_SEED, STATUSES, RunsSettings
 from attnbench.verdict.axes import grouped
@@ -30,19 +31,47 @@ def show_runs(settings: RunsSettings) -> Path:
     """List, compare or remove runs; return the outputs folder."""
     outputs, filters = Path(settings.outputs_dir), settings.filters()
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
-    runs = keep(find_runs(outputs, filters.get("experiments")), filters)
+    sort = (settings.sort or "").removeprefix("-").replace(" ", "_")
+    runs = keep(find_runs(outputs, filters.get("experiments"), metric=sort), filters)
+    runs = _sorted(runs, sort, descending=settings.sort != sort) if sort else runs
     if settings.compare is not None:
-        first, second = (select(runs, name) for name in settings.compare)
-        if first.folder == second.folder:
-            raise UserError(f"compare={settings.compare}: both are {first.folder}; name another")
-        show(comparison_tables(first, second, in_full=show is _print_columns))
+        chosen = [select(runs, name) for name in settings.compare]
+        if twice := [run.folder for run in chosen if [it.folder for it in chosen].count(run.folder) > 1]:
+            raise UserError(f"compare={settings.compare}: {twice[0]} is named twice; name another")
+        show(comparison_tables(chosen, show_all=settings.all, in_full=show is _print_columns))
     elif settings.prune is not None:
         _prune(runs, settings.prune, outputs, show, dry_run=settings.dry_run)
     elif show is _print_columns:
-        show([_columns(runs) if filters else overview(runs, in_full=True)])
+        show([_columns(runs) if filters or sort else overview(runs, in_full=True)])
     else:
-        show(list_tables(runs) if filters else [overview(runs)])
+        show(list_tables(runs) if filters or sort else [overview(runs)])
     return outputs
+
+
+SORTS: dict[str, Callable[[Run], Any]] = {
+    "when": lambda run: run.modified,
+    "size": lambda run: run.num_bytes,
+    "seed": lambda run: (run.seed is None, run.seed),
+    "what": lambda run: run.what,
+}
+"""Columns that runs can be sorted by, besides metrics."""
+
+
+def _sorted(runs: Sequence[Run], by: str, *, descending: bool) -> list[Run]:
+    if by in SORTS:
+        return sorted(runs, key=SORTS[by], reverse=descending)
+    values = {run.folder: _value_of(run, by) for run in runs}
+    if all(value is None for value in values.values()):
+        known = [*SORTS, *dict.fromkeys(row.measurement.metric for run in runs for row in run.scores.values())]
+        raise UserError(f"sort={by}: no run has it{did_you_mean(by, known)}; there is {', '.join(known)}, and others")
+    measured = sorted((run for run in runs if values[run.folder] is not None), key=lambda run: values[run.folder])
+    ordered = measured[::-1] if descending else measured
+    return [*ordered, *(run for run in runs if values[run.folder] is None)]
+
+
+def _value_of(run: Run, metric: str) -> float | None:
+    measured = [row.measurement for row in run.scores.values() if row.measurement.metric == metric]
+    return next((it.value for it in measured if it.value is not None), None)
 
 
 def _print_to_terminal(tables: Iterable[Table]) -> None:
@@ -134,7 +163,9 @@ LABELS = ("run", "what", "seed", "when", "MiB")
 def _labels(run: Run) -> list[str]:
     seed = NOTHING if run.seed is None else str(run.seed)
     seed = f"s{_seed(run) - SELECTION_SEED}" if is_search(_seed(run)) else seed
-    return [run.hash, run.what, seed, _when(run.modified), _size(run.num_bytes)]
+    # A terminal breaks lines between words.
+    what = run.what.replace("-", " ") if run.is_cell else run.what
+    return [run.hash, what, seed, _when(run.modified), _size(run.num_bytes)]
 
 
 def _seed(run: Run) -> int:
@@ -147,12 +178,13 @@ def _shown(run: Run) -> Mapping[str, ResultRow]:
 
 def _score_key(evaluation: str, row: ResultRow) -> tuple[str, str, str]:
     measurement = row.measurement
-    return evaluation, measurement.metric, str(measurement.settings.get("split", ""))
+    name = metric_name(measurement.metric, measurement.unit)
+    return evaluation, name, str(measurement.settings.get("split", ""))
 
 
 def _score_name(key: tuple[str, str, str]) -> str:
-    _, metric, split = key
-    return f"{split} {metric_name(metric)}".strip()
+    _, name, split = key
+    return f"{split} {name}".strip()
 
 
 def _columns(runs: Sequence[Run]) -> Table:

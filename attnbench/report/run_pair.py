@@ -1,10 +1,10 @@
-"""Compare two runs: settings that differ, and scores."""
+"""Compare runs: scores, the primary ones first, and settings that differ."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.report.sections.words import metric_name, status_name, where
+from attnbench.report.sections.words import capitalized, heading, metric_name, status_name, where
 from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
 from attnbench.results.rows import ResultRow
@@ -15,6 +15,9 @@ from attnbench.settings.untrusted import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_j
 from attnbench.verdict.axes import axes
 
 MAX_CHARACTERS = 60
+
+MOST_SCORES = 5
+"""Scores that are shown without all=true."""
 
 NAMES_RUN = ("config_hash", "resolved.config_hash")
 
@@ -27,27 +30,65 @@ def score_text(row: ResultRow, *, in_full: bool = False) -> str:
     return repr(value) if in_full else format_number(value)
 
 
-def comparison_tables(first: Run, second: Run, *, in_full: bool = False) -> list[Table]:
-    pair = (first, second)
-    names = [run.hash if first.hash != second.hash else str(run.folder) for run in pair]
-    settings = [_described(run) for run in pair]
-    known = list(dict.fromkeys([*settings[0], *settings[1]]))
-    differing = [name for name in known if settings[0].get(name) != settings[1].get(name)]
+def comparison_tables(runs: Sequence[Run], *, show_all: bool = False, in_full: bool = False) -> list[Table]:
+    """Return the scores of the runs side by side, and the settings in which they differ.
+
+    Args:
+        show_all: all scores, and also settings that a run lacks, of its environment, or resolved from others; otherwise
+            MOST_SCORES scores.
+        in_full: for programs: all of it, with every digit.
+    """
+    show_all |= in_full
+    names = [run.hash if len({it.hash for it in runs}) == len(runs) else str(run.folder) for run in runs]
+    rows = [read_folders([run.folder], last_only=True) for run in runs]
+    corpora = [{row.identity.corpus for row in group if row.identity.corpus is not None} for group in rows]
+    is_alike = all(of_run == corpora[0] for of_run in corpora)
+    scores = _ordered(rows)
+    shown = scores if show_all else scores[:MOST_SCORES]
+    left = len(scores) - len(shown)
+    notes = [
+        *(f"{name} is {run.folder}, {run.status}." for name, run in zip(names, runs, strict=True)),
+        *([] if is_alike else ["They have different corpora: scores are listed without a difference."]),
+        *([f"{left} scores more: all=true shows them."] if left else []),
+    ]
+    with_difference = len(runs) == 2
+    table = Table(
+        title="scores",
+        lead=sittings_line({_score_label(beside): _sittings(beside) for beside in shown}),
+        headers=["score", *names, *["difference"] * with_difference],
+        lines=[
+            [
+                _score_label(beside),
+                *(_number(row, in_full) for row in beside),
+                *[_difference(beside, is_alike, in_full)] * with_difference,
+            ]
+            for beside in shown
+        ],
+        notes=notes,
+    )
+    return [table, _configuration(runs, names, show_all=show_all, in_full=in_full)]
+
+
+def _configuration(runs: Sequence[Run], names: Sequence[str], *, show_all: bool, in_full: bool) -> Table:
+    settings = [_described(run) for run in runs]
+    known = list(dict.fromkeys(name for values in settings for name in values))
+    differing = [name for name in known if len({values.get(name) for values in settings}) > 1]
+    shown = [name for name in differing if show_all or _is_chosen(name, settings)]
 
     def brief(text: str) -> str:
         return text if in_full or len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
 
-    lines = [[name, *(brief(values.get(name, NOTHING)) for values in settings)] for name in differing]
-    rows = [read_folders([run.folder], last_only=True) for run in pair]
-    corpora = [{row.identity.corpus for row in group if row.identity.corpus is not None} for group in rows]
-    is_alike = corpora[0] == corpora[1]
-    notes = [
-        f"{len(known) - len(differing)} of {len(known)} settings are equal.",
-        *(f"{name} is {run.folder}, {run.status}." for name, run in zip(names, pair, strict=True)),
-        *([] if is_alike else ["They have different corpora: scores are listed without a difference."]),
-    ]
-    configuration = Table(title="configuration", headers=["setting", *names], lines=lines, notes=notes)
-    return [configuration, *_score_tables(rows, names, with_difference=is_alike, in_full=in_full)]
+    lines = [[name, *(brief(values.get(name, NOTHING)) for values in settings)] for name in shown]
+    notes = [f"{len(known) - len(differing)} of {len(known)} settings are equal."]
+    left = len(differing) - len(shown)
+    notes += [f"{left} more differ: all=true shows them."] if left else []
+    return Table(title="configuration", headers=["setting", *names], lines=lines, notes=notes)
+
+
+def _is_chosen(name: str, settings: Sequence[Mapping[str, str]]) -> bool:
+    """Tell if all runs have a setting that a command line gives."""
+    is_given = not name.startswith(("environment.", "resolved.")) and name != "named_options"
+    return is_given and all(name in values for values in settings)
 
 
 def _described(run: Run) -> dict[str, str]:
@@ -72,41 +113,32 @@ def _flat(values: Any, prefix: str) -> dict[str, str]:
     return {name: text for key, value in values.items() for name, text in _flat(value, f"{prefix}{key}.").items()}
 
 
-def _score_tables(
-    rows: Sequence[Sequence[ResultRow]], names: Sequence[str], *, with_difference: bool, in_full: bool
-) -> list[Table]:
-    groups: dict[str, dict[tuple[str, str], list[ResultRow | None]]] = {}
-    for index, group in enumerate(rows):
-        for row in group:
-            measurement = row.measurement
-            axis_text = json.dumps(axes(measurement.settings), sort_keys=True)
-            beside = groups.setdefault(row.identity.evaluation, {}).setdefault(
-                (measurement.metric, axis_text), [None, None]
-            )
-            beside[index] = row
-    return [
-        Table(
-            title=evaluation,
-            lead=sittings_line({_score_label(pair): _sittings(pair) for pair in by_score.values()}),
-            headers=["score", *names, "difference"],
-            lines=[
-                [
-                    _score_label(pair),
-                    *(_number(row, in_full) for row in pair),
-                    _difference(pair, with_difference, in_full),
-                ]
-                for pair in by_score.values()
-            ],
-        )
-        for evaluation, by_score in groups.items()
-    ]
+def _ordered(rows: Sequence[Sequence[ResultRow]]) -> list[list[ResultRow | None]]:
+    """Return each score with its row of every run: primary metrics first, then headlines, then all others."""
+    # Imported here: these load torch.
+    from attnbench.verdict.seeds import figures
+    from attnbench.verdict.summary import headline_columns, primary_metrics
+
+    scores: dict[tuple[str, str, str], list[ResultRow | None]] = {}
+    for index, row in ((index, row) for index, group in enumerate(rows) for row in group):
+        metric, settings = row.measurement.metric, axes(row.measurement.settings)
+        key = (row.identity.evaluation, metric, json.dumps(settings, sort_keys=True))
+        scores.setdefault(key, [None] * len(rows))[index] = row
+    evaluations = list(dict.fromkeys(evaluation for evaluation, _, _ in scores))
+    measured, primaries = [it for group in rows for it in figures(group)], primary_metrics(evaluations)
+    columns = [column for evaluation in evaluations for column in headline_columns(measured, evaluation)]
+    columns.sort(key=lambda it: it.evaluation not in primaries or it.judged_by != primaries[it.evaluation].metric)
+    first = [(it.evaluation, it.metric, json.dumps(it.settings, sort_keys=True)) for it in columns]
+    return [scores[key] for key in dict.fromkeys([*(key for key in first if key in scores), *scores])]
 
 
 def _score_label(pair: Sequence[ResultRow | None]) -> str:
     measurement = next(row.measurement for row in pair if row is not None)
     text = where(measurement.settings)
     name = metric_name(measurement.metric, measurement.unit)
-    return f"{name}, {text}" if text else name
+    evaluation = next(row.identity.evaluation for row in pair if row is not None)
+    named = capitalized(name) if name.startswith(evaluation) else f"{heading(evaluation)}: {name}"
+    return f"{named}, {text}" if text else named
 
 
 def _number(row: ResultRow | None, in_full: bool) -> str:

@@ -67,11 +67,12 @@ class Run:
     """The row that stands for each evaluation."""
 
 
-def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list[Run]:
+def find_runs(outputs: Path, experiments: Collection[str] | None = None, *, metric: str = "") -> list[Run]:
     """List the runs under outputs/ by experiment, the oldest first; links are skipped.
 
     Args:
         experiments: names; None: all.
+        metric: stands for each results file that has it.
 
     Raises:
         UserError: outputs or an experiment does not exist.
@@ -90,7 +91,9 @@ def find_runs(outputs: Path, experiments: Collection[str] | None = None) -> list
     return [
         run
         for name in wanted
-        for run in sorted((read_run(folder, name) for folder in by_experiment[name]), key=lambda run: run.modified)
+        for run in sorted(
+            (read_run(folder, name, metric=metric) for folder in by_experiment[name]), key=lambda run: run.modified
+        )
     ]
 
 
@@ -116,16 +119,17 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _run_folders(path, depth - 1)
 
 
-def read_run(folder: Path, experiment: str, *, is_held: bool = False) -> Run:
+def read_run(folder: Path, experiment: str, *, is_held: bool = False, metric: str = "") -> Run:
     """Read one folder, also a locked or altered one.
 
     Args:
         is_held: by this process.
+        metric: see `find_runs`.
     """
     named = NAME.fullmatch(folder.name)
     assert named is not None, folder
     sizes = dict(_files(folder))
-    scores, fault = _scores(folder, sizes)
+    scores, fault = _scores(folder, sizes, metric)
     steps = [STEP.fullmatch(path.name) for path in {path.parent for path in sizes}]
     holder, failure = "" if is_held else folder_holder(folder), _first_line(folder / "failed.txt")
     status, reason = (
@@ -163,7 +167,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 continue
 
 
-def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[str, ResultRow], str]:
+def _scores(folder: Path, files: Mapping[Path, os.stat_result], metric: str) -> tuple[dict[str, ResultRow], str]:
     """Read the row that stands for each evaluation, and the fault of an altered file."""
     found, fault = [], ""
     for path in sorted(files):
@@ -175,15 +179,16 @@ def _scores(folder: Path, files: Mapping[Path, os.stat_result]) -> tuple[dict[st
             started = begun(lines)
             check_sum(lines)
             if len(lines.objects) > 1:
-                row = replace(ResultRow.from_dict(_chosen(lines.objects[:-1])), sitting=sitting_of(lines))
+                row = replace(ResultRow.from_dict(_chosen(lines.objects[:-1], metric)), sitting=sitting_of(lines))
                 found.append((by_age(path, started), named["evaluation"], row))
         except (UserError, ValueError) as error:
             fault = str(error)
     return {evaluation: row for _, evaluation, row in sorted(found, key=lambda it: it[0])}, fault
 
 
-def _chosen(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Choose the row that stands for a file, see PREFERRED and TIMED; otherwise the first."""
+def _chosen(objects: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """Choose the row that stands for a file: of `metric` if it has it; see PREFERRED and TIMED; or the first."""
+    objects = [content for content in objects if content.get("metric") == metric] or objects
     scores = objects
     for wanted in PREFERRED:
         preferred = [content for content in scores if _has(content.get("settings"), wanted)]

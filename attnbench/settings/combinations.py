@@ -218,8 +218,8 @@ def check_runs(settings: RunsSettings) -> None:
         if status not in STATUSES:
             raise UserError(f"status={status}: must be one of {', '.join(STATUSES)}")
     if settings.compare is not None:
-        if len(settings.compare) != 2:
-            raise UserError(f"compare={settings.compare}: must name two runs, compare=[A,B]")
+        if len(settings.compare) < 2:
+            raise UserError(f"compare={settings.compare}: must name two runs or more, compare=[A,B]")
         if settings.prune is not None:
             raise UserError(f"compare={settings.compare} with prune={settings.prune}: do one after the other")
     if not settings.dry_run and settings.prune is None:

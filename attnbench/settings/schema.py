@@ -423,7 +423,11 @@ class RunsSettings:
     """Only runs with results of these, or of `training`; null: all."""
     status: str | list[str] | None
     compare: list[str] | None
-    """Two runs, by path, name, or an unambiguous beginning of a name or hash."""
+    """Runs, by path, name, or an unambiguous beginning of a name or hash."""
+    all: bool
+    """Show all scores and settings of the compared runs."""
+    sort: str | None
+    """A column, or a metric; with "-" before it the largest comes first."""
     prune: str | None = setting(choices=PRUNED)
     dry_run: bool
     """Name the files that would be removed."""

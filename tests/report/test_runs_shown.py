@@ -4,6 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from small import identity_of
 from attnbench.report.run_list import list_tables, overview, pruning_table
 from attnbench.report.run_pair import comparison_tables
 from attnbench.results.pruning import plan_pruning
-from attnbench.results.row_files import ResultsWriter
+from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import Measurement
 from attnbench.results.runs import find_runs, select
 from attnbench.results.tables import Table, print_table
@@ -95,7 +96,7 @@ def test_long_names_stay_within_the_terminal(outputs):
 
 def test_two_runs_beside_each_other(outputs):
     runs = find_runs(outputs)
-    configuration, scores = comparison_tables(select(runs, "1111"), select(runs, "2222"))
+    scores, configuration = comparison_tables([select(runs, "1111"), select(runs, "2222")])
     assert [list(map(str, line)) for line in configuration.lines] == [
         ["mixer.name", "softmax", "linear"],
         ["mixer.options.rotary_theta", "10000.0", "null"],
@@ -103,13 +104,65 @@ def test_two_runs_beside_each_other(outputs):
     assert configuration.notes[0] == "1 of 3 settings are equal."
     assert [line[1:] for line in scores.lines] == [["2.5", "2.25", "-0.25"]] * 2
     assert "sequence length 512" in str(scores.lines[1][0])
-    on_terminal([configuration, scores])
+    on_terminal([scores, configuration])
+
+
+def test_three_runs_beside_each_other_within_80_columns(outputs):
+    runs = find_runs(outputs)
+    scores, configuration = comparison_tables([select(runs, digits) for digits in CONFIGS])
+    assert scores.headers == ["score", *CONFIGS]
+    assert [line[1:] for line in scores.lines] == [["2.5", "2.25", "2"]] * 2
+    assert ["seed", "0", "0", "1"] in [list(map(str, line)) for line in configuration.lines]
+    on_terminal([scores, configuration])
+
+
+def test_the_primary_score_is_first_and_only_five_are_shown(outputs):
+    [results] = (select(find_runs(outputs), "1111").folder / "results").glob("*.jsonl")
+    row = read_results(results)[0]
+    with ResultsWriter(results, row.identity) as writer:
+        for length in (512, 1024, 2048, 4096, 8192, 256):
+            settings = {**row.measurement.settings, "sequence_length": length}
+            writer.write(replace(row.measurement, settings=settings))
+        writer.write(replace(row.measurement, metric="perplexity", unit="1"))
+    both = [select(find_runs(outputs), digits) for digits in ("1111", "2222")]
+    scores, _ = comparison_tables(both)
+    every, _ = comparison_tables(both, show_all=True)
+    assert len(scores.lines) == 5
+    assert len(every.lines) == 7
+    assert scores.lines == every.lines[:5]
+    assert str(scores.lines[0][0]).startswith("Perplexity, ")
+    assert any("2 scores more: all=true" in note for note in scores.notes)
+
+
+def test_settings_that_one_run_lacks_are_shown_with_all(outputs):
+    (select(find_runs(outputs), "1111").folder / "config.yaml").write_text(yaml.safe_dump({"seed": 5, "more": 1}))
+    both = [select(find_runs(outputs), digits) for digits in ("1111", "3333")]
+    _, configuration = comparison_tables(both)
+    _, everything = comparison_tables(both, show_all=True)
+    assert [line[0] for line in configuration.lines] == ["seed"]
+    assert {"seed", "more", "mixer.name"} <= {line[0] for line in everything.lines}
+    assert any("all=true" in note for note in configuration.notes)
+
+
+def test_runs_are_sorted_by_a_column_or_a_metric(outputs):
+    def digits(sort):
+        code, said, errors = run_here("runs.py", f"outputs_dir={outputs}", f"sort={sort}")
+        assert code == 0, errors
+        return [line.split("\t")[0][-8:] for line in said.splitlines()[1:]]
+
+    # A run without the metric is last.
+    assert digits("nats_per_character") == ["33330000", "22220000", "11110000", "44440000"]
+    assert digits("-nats_per_character") == ["11110000", "22220000", "33330000", "44440000"]
+    assert digits("what")[-1] == "11110000"
+    code, _, errors = run_here("runs.py", f"outputs_dir={outputs}", "sort=nats_per_charactr")
+    assert code == 1
+    assert "did you mean nats_per_character?" in errors
 
 
 def test_scores_on_different_corpora_have_no_difference(outputs):
     runs = find_runs(outputs)
-    configuration, scores = comparison_tables(select(runs, "1111"), select(runs, "3333"))
-    assert any("different corpora" in note for note in configuration.notes)
+    scores, _ = comparison_tables([select(runs, "1111"), select(runs, "3333")])
+    assert any("different corpora" in note for note in scores.notes)
     assert [line[1:] for line in scores.lines] == [["2.5", "2", "–"]] * 2
 
 
@@ -118,7 +171,7 @@ def test_a_config_that_cannot_be_read_is_one_line(outputs, content):
     runs = find_runs(outputs)
     (select(runs, "1111").folder / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=r"config\.yaml") as caught:
-        comparison_tables(select(runs, "1111"), select(runs, "2222"))
+        comparison_tables([select(runs, "1111"), select(runs, "2222")])
     assert "\n" not in str(caught.value)
 
 

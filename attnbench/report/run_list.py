@@ -60,13 +60,13 @@ SORTS: dict[str, Callable[[Run], Any]] = {
 def _sorted(runs: Sequence[Run], by: str, *, descending: bool) -> list[Run]:
     if by in SORTS:
         return sorted(runs, key=SORTS[by], reverse=descending)
-    values = {run.folder: _value_of(run, by) for run in runs}
-    if all(value is None for value in values.values()):
+    values = {run.folder: value for run in runs if (value := _value_of(run, by)) is not None}
+    if not values:
         known = [*SORTS, *dict.fromkeys(row.measurement.metric for run in runs for row in run.scores.values())]
         raise UserError(f"sort={by}: no run has it{did_you_mean(by, known)}; there is {', '.join(known)}, and others")
-    measured = sorted((run for run in runs if values[run.folder] is not None), key=lambda run: values[run.folder])
-    ordered = measured[::-1] if descending else measured
-    return [*ordered, *(run for run in runs if values[run.folder] is None)]
+    measured = [run for run in runs if run.folder in values]
+    ordered = sorted(measured, key=lambda run: values[run.folder], reverse=descending)
+    return [*ordered, *(run for run in runs if run.folder not in values)]
 
 
 def _value_of(run: Run, metric: str) -> float | None:

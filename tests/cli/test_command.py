@@ -1,6 +1,7 @@
 """The command `attnbench`: what it lists, what it refuses, and an installation without the clone."""
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -9,23 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pages import MY_LAYER
 from scripts_here import run_here
 
 from attnbench.cli.commands import COMMANDS, DEMO
 from attnbench.cli.compose import CONF
 from attnbench.comparison.compare import OWN_LAYER
-
-LAYER = """
-from torch import nn
-
-class MyLayer(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, x):
-        return self.out(x.cumsum(1))
-"""
 
 
 def test_alone_it_lists_every_command_within_100_columns():
@@ -68,7 +58,7 @@ def test_a_word_of_the_demo_takes_the_place_of_its_own(tmp_path):
 
 
 def test_the_word_that_a_comparison_prints_adds_a_layer_of_the_folder(tmp_path):
-    (tmp_path / "my_layer.py").write_text(LAYER)
+    shutil.copy(MY_LAYER, tmp_path)
     words = [OWN_LAYER, "plan.only=[recall]", "plan.dry_run=true", "logger=none"]
     code, said, errors = run_here("demo", *words, cwd=tmp_path)
     assert code == 0, errors
@@ -76,7 +66,7 @@ def test_the_word_that_a_comparison_prints_adds_a_layer_of_the_folder(tmp_path):
 
 
 def test_yamls_and_classes_of_the_folder_are_found(tmp_path):
-    (tmp_path / "my_layer.py").write_text(LAYER)
+    shutil.copy(MY_LAYER, tmp_path)
     (tmp_path / "conf" / "attn").mkdir(parents=True)
     own = yaml.safe_load((CONF / "attn" / "module.yaml").read_text()) | {"path": "my_layer:MyLayer"}
     (tmp_path / "conf" / "attn" / "mine.yaml").write_text(yaml.safe_dump(own))

@@ -8,6 +8,9 @@ PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.
 EXAMPLES = ("docs/adding_a_mixer.md", "docs/adding_an_evaluation.md", "docs/operator_tables.md", "docs/write_a_plan.md")
 """Pages that show complete files."""
 
+MY_LAYER = ROOT / "examples" / "my_mixer" / "my_layer.py"
+"""The layer of a user's that README, the notebook and tests share."""
+
 
 def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")

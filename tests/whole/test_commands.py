@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pages import EXAMPLES, blocks, commands, files, write_files
+from pages import EXAMPLES, MY_LAYER, blocks, commands, files, write_files
 from probe_settings import BATTERY, EVALUATIONS, smoke_words
 from scripts_here import run_here
 from small import BENCHES, TINY_RUN, compose_once, in_this_process, python_path
@@ -108,6 +108,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user")
     (folder / "my_text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
     write_files(folder, *EXAMPLES)
+    shutil.copy(MY_LAYER, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", python_path(folder)["PYTHONPATH"])
@@ -263,15 +264,23 @@ def test_the_peers_are_explained(folder, command):
 
 
 def test_the_python_of_the_pages_runs(folder, trained, monkeypatch, capsys):
-    code = "\n".join(block for page in ("README.md", "docs/running.md") for block in blocks(page, "python"))
-    assert '"experiment=demo"' in code
-    monkeypatch.chdir(folder)
     small = [*TRAINING, *smoke_words("perplexity")]
-    exec(code.replace('"experiment=demo"', '"experiment=demo", *small'), {"small": small})
-    said = capsys.readouterr().out
-    assert "bits_per_character" in said
-    # Behind the settings of the last row stands a text, of the letters that the run has read.
-    assert len(re.sub(r"[^a-z ]", "", said.rpartition("}")[2])) > 50
+    plan = {"overrides": ["experiment=demo", *TRAINING[:-2], *smoke_words("copy")], "evaluations": ["copy"]}
+    plan |= {"seeds": [0], "probe_seeds": [0], "device": "cpu", "logger": "none"}
+    code = "\n".join(block for page in ("README.md", "docs/running.md") for block in blocks(page, "python"))
+    for shown, smaller in (
+        ('plan="demo", only=["recall", "copy"]', 'plan="demo", **plan'),
+        ('"experiment=demo"]', '"experiment=demo", *small]'),
+    ):
+        assert shown in code
+        code = code.replace(shown, smaller)
+    names = {"small": small, "plan": plan}
+    monkeypatch.chdir(folder)
+    exec(code, names)
+    assert set(names["results"].scores["variant"]) == {"softmax", "mine"}
+    assert "bits_per_character" in set(names["one"].rows["metric"])
+    # A text of the letters that the run has read.
+    assert len(re.sub(r"[^a-z ]", "", capsys.readouterr().out)) > 50
 
 
 @pytest.mark.slow

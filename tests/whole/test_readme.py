@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from pages import PAGES, blocks, read, shown_results
+from pages import MY_LAYER, PAGES, blocks, read, shown_results
 from probe_settings import BATTERY
 
 import attnbench
@@ -123,6 +123,11 @@ def test_the_names_that_python_gets_are_of_attnbench_itself(root):
     names |= {node.attr for node in ast.walk(code) if isinstance(node, ast.Attribute) and _is_attnbench(node.value)}
     assert names <= {*attnbench.__all__, "ops"}
     assert all(callable(getattr(attnbench, name)) for name in attnbench.__all__)
+
+
+def test_the_layer_of_the_readme_is_that_of_the_examples():
+    (shown,) = (block for block in blocks("README.md", "python") if "class MyLayer" in block)
+    assert re.sub(r'""".*?"""', "", MY_LAYER.read_text(), flags=re.DOTALL).split() == shown.split()
 
 
 def _is_attnbench(node: ast.expr) -> bool:

@@ -143,6 +143,7 @@ def described_decision(decision: Decision) -> dict[str, Any]:
         "word": decision.word,
         "reason": decision.reason,
         "controls": [asdict(it) for it in decision.controls],
+        "scores": dict(decision.scores),
         "contrasts": [
             {"figure": it.label, **asdict(it.found), "adjusted_p_value": it.adjusted, "text": it.text}
             for it in decision.tested

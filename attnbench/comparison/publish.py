@@ -229,6 +229,7 @@ def _finding_parts(decision: Decision, inputs: Inputs | None) -> list[str]:
         *([markdown_text(inputs.frozen), markdown_text(inputs.imported)] if inputs is not None else []),
         f"![{markdown_text('; '.join(texts))}]({name}/finding-{name}.svg)" if texts else "",
         bullets(texts) if texts else "",
+        *(["The scores that they compare:", bullets(decision.score_texts)] if texts else []),
     ]
 
 

@@ -79,7 +79,10 @@ def facts_of(decision: Decision) -> dict[str, str]:
 def _section(decision: Decision) -> Section:
     blocks: list[Block] = [Note(f"{decision.claim.statement}.", kind=""), facts_of(decision)]
     if decision.tested:
-        blocks += [Pictures([finding_picture(decision)]), Lines({"Figures": [it.text for it in decision.tested]})]
+        blocks += [
+            Pictures([finding_picture(decision)]),
+            Lines({"Figures": [it.text for it in decision.tested], "Scores": decision.score_texts}),
+        ]
     return Section(title=decision.plan.name, blocks=blocks)
 
 

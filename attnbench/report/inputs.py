@@ -197,7 +197,9 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
         raise UserError(
             f"{path}: not what attnbench compare freeze=true writes ({type(error).__name__} {error})"
         ) from error
-    return " ".join(filter(None, [sentence, without_primary(rows, primaries)]))
+    # A claim names scores of its own, which `decide` asks for.
+    lacking = without_primary(rows, primaries) if "claim" not in (freeze or {}) else ""
+    return " ".join(filter(None, [sentence, lacking]))
 
 
 def about(evaluation: str, protocol: Protocol) -> About:

@@ -1,8 +1,8 @@
 """Decide a published claim from rows: what each contrast found, and one of nine words."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
@@ -121,6 +121,8 @@ class Decision:
     controls: Sequence[ControlScores] = ()
     samples: int | None = None
     """Sequences of one training."""
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What the contrasts compare, by the figure in words; a score a seed."""
 
     @property
     def claim(self) -> ClaimSettings:
@@ -130,6 +132,13 @@ class Decision:
     @property
     def line(self) -> str:
         return f"{self.plan.name}: {self.word}: {self.reason}"
+
+    @property
+    def score_texts(self) -> list[str]:
+        return [
+            f"{name}: mean {sum(it) / len(it):.3f}, by seed {', '.join(f'{score:.3f}' for score in it)}"
+            for name, it in self.scores.items()
+        ]
 
 
 def decide(
@@ -154,7 +163,12 @@ def decide(
         return replace(decision, reason=str(error))
     tested = _judged(decision.claim.contrasts, found)
     word, reason = _word(decision.claim, tested)
-    return replace(decision, word=word, reason=reason, tested=tested)
+    scores = {
+        f"{name}, {it.metric.replace('_', ' ')}{_at(it)}": _scores(it, name, scored)
+        for it in decision.claim.contrasts
+        for name in it.variants
+    }
+    return replace(decision, word=word, reason=reason, tested=tested, scores=scores)
 
 
 class _MissingError(Exception): ...
@@ -285,8 +299,7 @@ def _scaled(score: float, chance: float) -> float:
 def _label(contrast: ContrastSettings) -> str:
     first, metric = contrast.variants[0], contrast.metric.replace("_", " ")
     last = contrast.variants[-1]
-    settings = (f", {name.removeprefix('num_').replace('_', ' ')} {it}" for name, it in contrast.settings.items())
-    at = f"{' (chance-scaled)' if contrast.scaled else ''}{''.join(settings)}"
+    at = _at(contrast)
     solves = f"with {metric} >= {contrast.threshold}{at}"
     return {
         "existence": f"share of seeds of {first} {solves}{'' if contrast.claimed else ' (claimed: none)'}",
@@ -295,6 +308,11 @@ def _label(contrast: ContrastSettings) -> str:
         "value": f"mean {metric} of {first}{at}",
         "order": f"mean {metric} of {first} less {last}{at}",
     }[contrast.kind]
+
+
+def _at(contrast: ContrastSettings) -> str:
+    settings = (f", {name.removeprefix('num_').replace('_', ' ')} {it}" for name, it in contrast.settings.items())
+    return f"{' (chance-scaled)' if contrast.scaled else ''}{''.join(settings)}"
 
 
 def _limits(contrast: ContrastSettings) -> tuple[float, ...]:

@@ -297,6 +297,7 @@ def test_published_findings_have_their_words_figures_runs_and_what_was_frozen(te
     target = tmp_path / "page"
     publish_findings(folder, target, claims, title="Findings here", note="Of a test.")
     page = (target / "README.md").read_text()
+    assert "Without the score that is tested" not in page
     for words in (
         "# Findings here",
         "| little | undecided | Softmax copies | 1.0 | softmax 0 [0, 0.842]",
@@ -304,6 +305,7 @@ def test_published_findings_have_their_words_figures_runs_and_what_was_frozen(te
         "## little: undecided",
         "before the first score",
         "(little/finding-little.svg)",
+        "- softmax, symbol accuracy",
         "## other: not run",
         "device=cpu: too slow to decide it",
         "## third: not reached",

@@ -75,7 +75,7 @@ def corpus_of(texts: dict[str, str]) -> SimpleNamespace | None:
         tokens={"train": torch.empty(CHARACTERS[config["data"]["name"]], dtype=torch.uint8)},
         splits={split: SimpleNamespace(num_bytes=number) for split, number in config["resolved"]["num_bytes"].items()},
         num_unknown=config["resolved"]["num_unknown"],
-        tokenizer=SimpleNamespace(kind="characters"),
+        tokenizer=SimpleNamespace(kind=config["data"]["tokenizer"]),
     )
 
 

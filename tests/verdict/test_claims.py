@@ -107,7 +107,11 @@ def test_p_values_are_adjusted_over_the_claim():
 
 def test_scores_are_scaled_by_the_chance_of_their_row():
     rows = [row(seed=seed, value=0.97, settings={"length": 50, "chance": 0.5}) for seed in range(10)]
-    assert decide(finding(contrast(scaled=True, threshold=0.94)), [], rows).word == REPRODUCED
+    decision = decide(finding(contrast(scaled=True, threshold=0.94)), [], rows)
+    assert decision.word == REPRODUCED
+    assert decision.score_texts == [
+        f"softmax, symbol accuracy (chance-scaled), length 50: mean 0.940, by seed {', '.join(['0.940'] * 10)}"
+    ]
     assert decide(finding(contrast(scaled=True, threshold=0.95)), [], rows).word == NOT_REPRODUCED
     asked = finding(controls=[{"variant": "lstm", "threshold": 0.95, "scaled": True}])
     assert asked.claim is not None

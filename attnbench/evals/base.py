@@ -23,7 +23,7 @@ from attnbench.settings.combinations import can_end_early
 from attnbench.settings.errors import UserError
 from attnbench.settings.options import Options, option
 from attnbench.settings.registry import is_own
-from attnbench.settings.schema import PRECISIONS, ModelSettings, TrainSettings
+from attnbench.settings.schema import BFLOAT16_WEIGHTS, PRECISIONS, ModelSettings, TrainSettings
 from attnbench.training.step import Batch
 
 NUM_SELECTION = 500
@@ -174,7 +174,11 @@ class Probe(Evaluation, ABC):
         rising=True,
         above=0,
     )
-    precision: str = option("float32", "float32 | tf32 | bfloat16", choices=("auto", *PRECISIONS))
+    precision: str = option(
+        "float32",
+        "float32 | tf32 | bfloat16 | bfloat16_weights (weights, gradients and moments too)",
+        choices=("auto", *PRECISIONS, BFLOAT16_WEIGHTS),
+    )
 
     length_buckets: ClassVar[bool] = False
     """Batches have sequences of about one length, cut behind their last label. Changes each step's mean loss."""

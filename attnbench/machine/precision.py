@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import BFLOAT16_WEIGHTS
 
 
 def resolve_precision(name: str, device_type: str, setting: str = "train.precision") -> str:
@@ -23,9 +24,14 @@ def resolve_compile(compiled: bool | None, device_type: str) -> bool:
     return compiled if compiled is not None else device_type == "cuda"
 
 
+def passes_in(precision: str) -> str:
+    """Return the precision of forward and backward passes; BFLOAT16_WEIGHTS is also that of weights and moments."""
+    return "bfloat16" if precision == BFLOAT16_WEIGHTS else precision
+
+
 def dtype_of(precision: str) -> torch.dtype:
     """Return the dtype of tensors in this precision; TF32 multiplies float32 tensors."""
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(passes_in(precision), torch.float32)
 
 
 @contextmanager

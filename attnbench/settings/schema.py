@@ -92,6 +92,8 @@ CORPORA = ("wikitext2", "embedded", "text", "books", "enwik8", "text8")
 
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
+BFLOAT16_WEIGHTS = "bfloat16_weights"
+"""Weights, gradients and moments are in bfloat16 too. For probes, as some published ones train."""
 BENCH_PRECISIONS = ("auto", *PRECISIONS, "float16")
 
 

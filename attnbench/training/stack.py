@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.precision import computing, multiplying
 from attnbench.model.language_model import LanguageModel
+from attnbench.ops.common.precision import accumulation_dtype
 from attnbench.settings.errors import Interrupted
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState
@@ -263,7 +264,8 @@ class StackedTensors:
         self.parameters_RP, self.first_RP, self.second_RP = (like.new_zeros(num_rows, end) for _ in range(3))
         # Checkpoints have a count for each parameter; within a training all are equal.
         self.count_RN = torch.zeros(num_rows, len(shapes), device=like.device)
-        self.decay_P = like.new_zeros(end)
+        self.dtype = accumulation_dtype(like.dtype)
+        self.decay_P = like.new_zeros(end, dtype=self.dtype)
         self.parameters: dict[str, Tensor] = {}
         """(R, ...) by name; leaves with gradients."""
         undecayed = states[0].model.undecayed()
@@ -290,7 +292,7 @@ class StackedTensors:
 
         Trainings in `is_still_R`, and those with non-finite gradients, do not change.
         """
-        gradient_RP = torch.zeros_like(self.parameters_RP)
+        gradient_RP = torch.zeros_like(self.parameters_RP, dtype=self.dtype)
         for name, tensor in self.parameters.items():
             if tensor.grad is not None:
                 gradient_RP[:, self.rows[name]] = tensor.grad.flatten(1)
@@ -304,12 +306,18 @@ class StackedTensors:
         self.count_RN += moves_R1
         # Clamped for trainings without any update.
         count_R1 = self.count_RN[:, :1].double().clamp(min=1.0)
+        kept = self.parameters_RP, self.first_RP, self.second_RP
+        # Themselves, unless they are in bfloat16: as in torch's fused kernel a step is then rounded once.
+        parameters_RP, first_RP, second_RP = moved = [tensor.to(self.dtype) for tensor in kept]
         root_R1 = (1 - settings.beta2**count_R1).sqrt().to(gradient_RP.dtype)
         rates_R1 = rates_R[:, None].to(gradient_RP.dtype) * moves_R1
-        self.first_RP.lerp_(gradient_RP, (1 - settings.beta1) * moves_R1)
-        self.second_RP.lerp_(gradient_RP.square_(), (1 - settings.beta2) * moves_R1)
-        scale_RP = (self.second_RP.sqrt() / root_R1).add_(settings.epsilon or EPSILON)
+        first_RP.lerp_(gradient_RP, (1 - settings.beta1) * moves_R1)
+        second_RP.lerp_(gradient_RP.square_(), (1 - settings.beta2) * moves_R1)
+        scale_RP = (second_RP.sqrt() / root_R1).add_(settings.epsilon or EPSILON)
         step_R1 = rates_R1 / (1 - settings.beta1**count_R1).to(gradient_RP.dtype)
-        self.parameters_RP *= 1 - rates_R1 * self.decay_P
-        self.parameters_RP -= step_R1 * self.first_RP / scale_RP
+        parameters_RP *= 1 - rates_R1 * self.decay_P
+        parameters_RP -= step_R1 * first_RP / scale_RP
+        if self.dtype != self.parameters_RP.dtype:
+            for tensor, new in zip(kept, moved, strict=True):
+                tensor.copy_(new)
         return norm_R

@@ -460,6 +460,7 @@ def test_the_hash_changes_with_all_that_changes_numbers_and_with_nothing_else(tm
         hashed("attn.rotary_theta=100"),
         hashed(attn="linear"),
         hashed(copy_precision="bfloat16"),
+        hashed(copy_precision="bfloat16_weights"),
         hashed(copy_num_steps=11),
         hashed(copy_conv_size=3),
         hashed(copy_num_test=17),

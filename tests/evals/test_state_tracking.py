@@ -15,8 +15,10 @@ from attnbench.evals.lib.state_rules import RULES, Strings, labelled
 from attnbench.evals.lib.task_data import ABSENT, SPLITS
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.state_tracking import StateTracking
-from attnbench.training.checkpoint import TrainState
-from attnbench.training.stack import Member, train_stack
+from attnbench.training.checkpoint import TrainState, load_last, save_step
+from attnbench.training.loop import train
+from attnbench.training.stack import Member, StackedTensors, train_stack
+from attnbench.training.step import update
 
 CPU = torch.device("cpu")
 SYMBOLS = [*"01234", *"+-*()"]
@@ -303,6 +305,57 @@ def test_short_parity_is_learned_in_bfloat16_and_in_buckets_as_in_float32(precis
     options = {"width": 16, "head_width": 16, "batch_size": 32, "max_length": 8, "length_buckets": buckets}
     [accuracy] = trained(tmp_path, 150, 1e-2, [0], precision=precision, **options)
     assert accuracy > 0.9
+
+
+@pytest.mark.parametrize("num_stacked", [0, 2])
+def test_weights_and_moments_in_bfloat16_learn_alone_and_in_a_stack(num_stacked, tmp_path):
+    words = {"precision": "bfloat16_weights", "num_steps": 60, "max_length": 8, "clip_norm": 0}
+    changed = {f"state_tracking_{name}": value for name, value in words.items()}
+    settings = probe_settings(tmp_path, "match=none", attn="deltaproduct", name="state_tracking", **changed)
+    [job] = prepare_probe(settings, settings.evaluations[0])[1]
+    assert (job.precision, job.columns()["precision"]) == ("bfloat16", "bfloat16_weights")
+    losses: list[float] = []
+    states = [TrainState.fresh(job.build()) for _ in range(max(1, num_stacked))]
+    data = TrainingSequences(job.task, 0, job.device)
+    of_all = {"batches": data.batch, "settings": job.train, "num_steps": 60}
+    of_all |= {"hooks": [lambda _, report: losses.append(report.loss.item()), lambda *_: None]}
+    if num_stacked:
+        list(train_stack([Member(state=state, **of_all) for state in states], precision=job.precision))
+    else:
+        train(states[0], data.batch, job.train, precision=job.precision, num_steps=60, hooks=of_all["hooks"])
+    for state in states:
+        tensors = [*state.model.parameters(), *state.first_moment.values(), *state.second_moment.values()]
+        assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+        assert {tensor.dtype for tensor in state.update_count.values()} == {torch.float32}
+    assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
+    save_step(tmp_path / "checkpoint", states[0], job.record())
+    resumed = load_last(tmp_path / "checkpoint", job.build())
+    assert resumed is not None
+    for name, tensor in resumed.model.named_parameters():
+        torch.testing.assert_close(tensor, dict(states[0].model.named_parameters())[name], rtol=0, atol=0)
+        torch.testing.assert_close(resumed.second_moment[name], states[0].second_moment[name], rtol=0, atol=0)
+
+
+def test_stacked_weights_in_bfloat16_move_as_those_of_one_training(tmp_path):
+    changed = {"state_tracking_precision": "bfloat16_weights", "state_tracking_clip_norm": 0}
+    settings = probe_settings(tmp_path, name="state_tracking", **changed)
+    [job] = prepare_probe(settings, settings.evaluations[0])[1]
+    alone, *members = (TrainState.fresh(job.build()) for _ in range(3))
+    stacked, rate = StackedTensors(members, job.train.weight_decay), torch.tensor(1e-2)
+    for step in range(5):
+        made = torch.Generator().manual_seed(step)
+        gradients = {
+            name: torch.randn(tensor.shape, generator=made).bfloat16() for name, tensor in alone.first_moment.items()
+        }
+        update(alone, gradients, torch.ones(()), rate, job.train)
+        for name, tensor in stacked.parameters.items():
+            tensor.grad = torch.stack([gradients[name]] * 2)
+        stacked.update(rate.expand(2), torch.tensor([False, False]), job.train)
+    for name, tensor in alone.model.named_parameters():
+        for state in members:
+            other = dict(state.model.named_parameters())[name]
+            # Two neighbouring numbers differ by 2^-8 of the larger one.
+            torch.testing.assert_close(other, tensor, rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.gpu

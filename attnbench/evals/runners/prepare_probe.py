@@ -10,7 +10,7 @@ from attnbench.evals.base import Probe
 from attnbench.evals.lib.solving import CHECK_STEPS
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import resolve_device
-from attnbench.machine.precision import resolve_precision
+from attnbench.machine.precision import passes_in, resolve_precision
 from attnbench.mixers.base import Mixer
 from attnbench.mixers.recipe import is_off
 from attnbench.model.matching import match_mixer
@@ -45,7 +45,7 @@ def _job(
             mixer,
             task.model,
             device_type=device.type,
-            precision=precision,
+            precision=passes_in(precision),
             match=settings.match,
             seq_len=example.tokens_BT.shape[1],
             vocabulary_size=task.vocabulary_size,
@@ -69,7 +69,7 @@ def _job(
         task=task,
         task_label=_task_label(settings, evaluation, task, tasks),
         device=device,
-        precision=precision,
+        precision=passes_in(precision),
         train=train_settings,
         mixers=matched.mixers if matched is not None else [mixer] * task.model.num_layers,
         matched=matched,

@@ -33,7 +33,14 @@ from attnbench.results.protocol import protocol_of
 from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, Measurement
 from attnbench.settings.hybrid import backends_of, classes_of
 from attnbench.settings.registry import class_named, resolve
-from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, RunSettings, TrainSettings
+from attnbench.settings.schema import (
+    BFLOAT16_WEIGHTS,
+    SELECTION_SEED,
+    EvaluationSettings,
+    MixerSettings,
+    RunSettings,
+    TrainSettings,
+)
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
@@ -63,6 +70,7 @@ class ProbeJob(TrainedJob):
     """For people: the probe, the variant, and the axes that tell the task from the probe's others."""
     device: torch.device
     precision: str
+    """Of passes; that of the training may be of weights and moments too."""
     train: TrainSettings
     mixers: list[MixerSettings]
     matched: Matched | None
@@ -183,7 +191,7 @@ class ProbeJob(TrainedJob):
             "parameters": matched.parameters if matched is not None else None,
             "seq_len": self.seq_len,
             "seed": self.settings.seed,
-            "precision": self.precision,
+            "precision": self.train.precision,
             "corpus": None,
         }
 
@@ -258,13 +266,14 @@ class ProbeJob(TrainedJob):
 
     def build(self) -> LanguageModel:
         assert self.matched is not None
-        return build_model(
+        model = build_model(
             self.mixers,
             self.matched.model,
             vocabulary_size=self.task.vocabulary_size,
             seed=self.settings.seed,
             device=self.device,
         )
+        return model.bfloat16() if self.train.precision == BFLOAT16_WEIGHTS else model
 
     def _train_alone(self, stop: StopRequest) -> "Outcome | OutOfMemory":
         def train() -> Outcome:

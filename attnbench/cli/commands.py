@@ -162,9 +162,21 @@ def data() -> None:
         print(f"{folder}: WikiText-2 {version}, complete and as published")
 
 
+@ending_in_one_line()
+def new() -> None:
+    """Write the files of a new mixer into this folder."""
+    parser = argparse.ArgumentParser(description=new.__doc__)
+    parser.add_argument("kind", choices=["mixer"])
+    parser.add_argument("name", help="of its file and of attn=NAME: lower-case letters, digits and _")
+    given = parser.parse_args()
+    from attnbench.cli.new import NEXT, write_mixer
+
+    print(*write_mixer(given.name, Path()), NEXT.format(given.name), sep="\n")
+
+
 COMMANDS: dict[str, Callable[[], None]] = {
     function.__name__: function
-    for function in (demo, train, compare, evaluate, findings, report, runs, generate, export, doctor, bench, data)
+    for function in (demo, train, compare, evaluate, findings, report, runs, generate, export, doctor, bench, data, new)
 }
 
 

@@ -25,6 +25,9 @@ from attnbench.settings.registry import build
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
     "attnbench demo \"+plan.variants.mine=['attn=module','attn.path=my_layer:MyLayer']\"": "test_command.py, a dry run",
+    "attnbench new mixer fades": "test_new.py",
+    "attnbench doctor 'mixers=[fades]' quick=true": "test_new.py",
+    "attnbench compare plan=fades": "test_new.py, a dry run",
     "make findings": "by hand before every release: it takes minutes; test_findings.py, at smoke size",
     "attnbench findings conv_recall freeze=true": "test_findings.py, at smoke size",
     "attnbench findings conv_recall": "test_findings.py, at smoke size",

@@ -10,6 +10,8 @@ import pytest
 from pages import EXAMPLES, files
 from small import python_path
 
+from attnbench.cli.new import OPTIONS
+
 ROOMS_OF = {"attn": "mixers", "eval": "evals", "bench": "bench"}
 """Packages of the classes of a folder of conf/."""
 
@@ -25,6 +27,7 @@ HELD_BY = [
 def add_to(copy: Path) -> None:
     """Add the examples to a copy of the repository: a Python file and a yaml each, which write_yamls.py completes."""
     shown = {name: content for page in EXAMPLES for name, content in files(page).items()}
+    shown["my_conf/attn/fades.yaml"] = OPTIONS.substitute(name="fades", Class="Fades")
     for name, group in ADDED.items():
         (copy / "attnbench" / ROOMS_OF[group] / f"{name}.py").write_text(shown[f"{name}.py"], encoding="utf-8")
         target = shown[f"my_conf/{group}/{name}.yaml"].replace("_target_: ", f"_target_: attnbench.{ROOMS_OF[group]}.")

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from host_memory import BPE, MAX_GROWTH_MIB, SETTLED, measured, training_figures
+from scaling import ONE_BUCKET, shares
 from small import python_path
 
 from attnbench.results.row_files import read_results
@@ -101,3 +102,34 @@ def test_the_kernels_that_ask_for_most_fit_into_shared_memory(capability, proble
     needed = {line: float(line.rpartition(": ")[2]) for line in output.splitlines()}
     assert kernels <= {line.partition(",")[0] for line in needed}
     assert not {line for line, most in needed.items() if most > kib}
+
+
+def test_a_reduction_beside_kernels_of_other_streams_is_overlapped():
+    kernels = [("gemm", 0, 10), ("norm", 8, 12), ("ncclDevKernel_AllReduce_Sum_f32", 9, 14), ("adamw", 16, 20)]
+    assert shares(kernels) == {"whole": 20, "idle": 2, "reduction": 5, "reduction_overlapped": 3}
+
+
+@pytest.mark.slow
+def test_scaling_measures_two_processes(root, tmp_path):
+    folder = tmp_path / "scaling"
+    command = [sys.executable, "tools/scaling.py", folder, "--device=cpu", "--tiny", "--mixers=softmax", "--profile"]
+    done = subprocess.run(
+        [*command, "--parts=speed,losses,killed,compare,variants", "--variants", ONE_BUCKET],
+        cwd=root,
+        env=python_path(root),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    lines = json.loads((folder / "scaling.json").read_text())
+    parts = ["machine", "speed", "profile", "speed", "profile", "losses", "killed", "compare", "variants"]
+    assert [line["part"] for line in lines] == parts
+    one, two = (line["milliseconds"]["reduction"] for line in lines if line["part"] == "profile")
+    assert one == 0 < two
+    *_, losses, killed, compared, variant = lines
+    assert losses["steps"] == 60
+    assert losses["largest_difference"] < 1e-5
+    assert (killed["exit_code"], killed["is_final"]) == (1, True)
+    assert killed["line_after_s"] is not None
+    assert compared["largest_difference"] == 0
+    assert variant["tokens_per_second"] > 0

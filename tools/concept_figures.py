@@ -28,7 +28,7 @@ def matching() -> alt.Chart:
         y=alt.Y("match:N", title=None, sort=["none", "params"], axis=alt.Axis(labelExpr="'match=' + datum.value")),
         color=alt.Color("part:N", title=None, sort=None),
         order=alt.Order("order:Q"),
-        row=alt.Row("mixer:N", title=None, sort=None, header=alt.Header(labelAngle=0, labelAlign="left")),
+        row=alt.Row("mixer:N", title=None, sort=list(SHOWN), header=alt.Header(labelAngle=0, labelAlign="left")),
     ).properties(width=420, height=46)
 
 
@@ -67,7 +67,8 @@ def rate_search() -> alt.LayerChart:
         y=alt.Y("loss:Q", title="validation loss (nats a character)", scale=alt.Scale(zero=False)),
         color=alt.Color("variant:N", title=None, sort=list(SHOWN)),
     )
-    stages = alt.StrokeDash("stage:N", title="stage", scale=dashes, legend=alt.Legend(symbolType="stroke"))
+    legend = alt.Legend(symbolType="stroke", symbolStrokeColor="black", symbolFillColor="transparent")
+    stages = alt.StrokeDash("stage:N", title="stage", scale=dashes, legend=legend)
     lines = base.mark_line(point=True).encode(strokeDash=stages)
     chosen = base.transform_filter("datum.chosen").mark_point(size=160, shape="circle", strokeWidth=2)
     return (lines + chosen).properties(width=420, height=240)

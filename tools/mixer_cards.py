@@ -21,6 +21,14 @@ from attnbench.settings.schema import CONF
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "docs/results"
 REFERENCE = "softmax"
+FIGURES = (
+    "parameters, with softmax's feed-forward",
+    "feed-forward width at softmax's parameters",
+    "forward MFLOPs a token, with softmax's feed-forward",
+    "decoding state of a sequence, in bytes",
+    "half-lives at the beginning, in positions",
+)
+"""Names of the columns of the table of mixers behind the paper."""
 
 
 def names() -> list[str]:
@@ -75,7 +83,7 @@ def _file(item: Any) -> str:
 
 
 def _size(name: str) -> str:
-    figures = zip(mixer_table.HEADERS[2:], mixer_table.cells(name)[1:], strict=True)
+    figures = zip(FIGURES, mixer_table.cells(name)[1:], strict=True)
     shown = (f"| {title} | {value} |" for title, value in figures if value != mixer_table.NO_DECAY)
     lines = ["| at `model=4m` | |", "| --- | --- |", *shown]
     return "\n".join(lines) + "\n\n[Mixers](../../mixers.md) explains the figures and has those of all mixers.\n"

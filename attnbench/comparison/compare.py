@@ -16,11 +16,12 @@ from pathlib import Path
 from attnbench.comparison.dry_run import list_jobs
 from attnbench.comparison.freeze import check_frozen, freeze, unbooked_seeds
 from attnbench.comparison.imports import import_for
+from attnbench.comparison.live import LiveReport
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.program import Answer, Driver, Stack, ask_for
 from attnbench.comparison.progress import Progress, kind_of, say_why_again
-from attnbench.comparison.record import write_record
+from attnbench.comparison.record import former_record, write_record
 from attnbench.comparison.search import Found
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
 from attnbench.comparison.slurm.task import different_host
@@ -107,7 +108,7 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     """Make the runs that are not done, write comparison.json, and return the results of all that are."""
     settings, folder = comparison.settings, comparison.folder
     # The duration is not read off a clock that can be set.
-    started, mark = datetime.now(UTC), time.monotonic()
+    started, mark, former = datetime.now(UTC), time.monotonic(), former_record(comparison)
     begin_sitting()
     recorded, known = comparison.recorded()
     comparison.settle(recorded, known)
@@ -132,12 +133,25 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     )
     counted, found, is_over = {job.folder for job in (*searched, *timed)}, Found(), False
 
+    def record() -> bool:
+        """Write comparison.json, but keep the old one until something has been scored."""
+        comparison.settle(*comparison.recorded(driver.answers))
+        if not is_over and not comparison.results_of(comparison.shown()):
+            return False
+        write_record(comparison, started, time.monotonic() - mark, former)
+        return True
+
+    live = LiveReport(folder, record, is_wanted=settings.report)
+
     def on_asked(asked: list[Job], finished: list[Job]) -> None:
         # Scored runs are counted from the beginning, until a look adds seeds.
         if not comparison.num_seeds:
             counted.update(job.folder for jobs in found.scored.values() for job in jobs)
         progress.add([job for job in comparison.wanted(asked) if job.folder not in counted])
         progress.skip(comparison.wanted(finished))
+        # What is timed runs alone.
+        if not is_over:
+            live.write()
 
     driver.on_asked = on_asked
     with (
@@ -151,17 +165,16 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
             while goes_on and settings.plan.in_looks and look_again(comparison, driver):
                 driver.run(comparison.programs(found), execute)
             is_over = True
+            live.write_last()
             driver.run([ask_for(comparison.timed if goes_on else [])], partial(execute, is_timed=True))
         finally:
             # Also after an interruption, so that there is a report.
-            comparison.settle(*comparison.recorded(driver.answers))
             comparison.failures |= driver.failures
             for score in comparison.scores if is_over else ():
                 if score.name in found.undecided and comparison.is_wanted(score.evaluation):
                     comparison.fail(score.name, str(found.undecided[score.name]))
-            # Keep the old comparison.json until something has been scored.
-            if is_over or comparison.results_of(comparison.shown()):
-                write_record(comparison, started, time.monotonic() - mark)
+            record()
+            live.end()
     return comparison.results_of(comparison.shown())
 
 

@@ -21,8 +21,9 @@ from attnbench.report.sections import words
 from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import factorial_tables
+from attnbench.report.sections.scores import summary_table
 from attnbench.report.sections.tradeoffs import tradeoffs
-from attnbench.report.terminal import TRAINED, summary_table
+from attnbench.report.terminal import TRAINED
 from attnbench.results.corpora import as_measured
 from attnbench.results.page import bullets, listed_values, made_by, write_page
 from attnbench.results.rows import same_corpus
@@ -37,12 +38,11 @@ from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
 
 READING = (
-    "A difference of accuracies is the better one's less the other's, and where neither is better the first one's less "
-    "the second's; in the same order stand the numbers of seeds that solve the task. Where all seeds of both do, or "
-    "none, the difference is of such seeds, and nothing tests how often a seed fails. Of perplexity it is how far the "
-    "variant's is from the reference's, in percent of the reference's. Better or worse without a word on the margin: "
-    "the difference is real, and whether it is more than matters is open. [Protocol](../../protocol.md#verdicts) has "
-    "the terms and the tests."
+    "Brackets are the intervals of the tests. A lead in accuracy is of 100 pairs or symbols; one in perplexity is in "
+    "percent of the loser's. Between two of which neither is better a difference is the first one's less the second's. "
+    "Where all seeds of both solve a task, or none, the difference is of such seeds, and nothing tests how often a "
+    "seed fails. Without a word on the margin the difference is real, and whether it is more than matters is open. "
+    "[Protocol](../../protocol.md#verdicts) has the terms and the tests."
 )
 """Paragraph of a comparison's page on its sentences."""
 
@@ -241,7 +241,7 @@ def _pictures(inputs: Inputs) -> list[Note | Picture]:
         return []
     chosen: list[Note | Picture] = []
     for section in (
-        difference_section(inputs.verdicts),
+        difference_section(inputs.verdicts, protocol.variants),
         tradeoffs(inputs.rows, inputs.figures, inputs.primaries, protocol.variants),
     ):
         blocks = section.blocks if section is not None else []

@@ -10,24 +10,28 @@ from typing import Any
 from attnbench.comparison.freeze import described_protocols
 from attnbench.comparison.plan import Comparison
 from attnbench.report.inputs import purpose_of
+from attnbench.report.sections.examples import example_lines
+from attnbench.results.corpora import units_of
 from attnbench.results.files import replace_file
 from attnbench.results.job import Job
 from attnbench.results.row_files import started_at
 from attnbench.results.rows import TRAINING
 from attnbench.settings.escape import without_paths
 from attnbench.settings.untrusted import read_object
+from attnbench.training.job import TrainingJob
+from attnbench.training.prepare import corpus_label
 from attnbench.verdict.frozen import imported_cells
 
 
-def write_record(comparison: Comparison, started: datetime, seconds: float) -> None:
+def write_record(comparison: Comparison, started: datetime, seconds: float, former: dict[str, Any]) -> None:
     """Write comparison.json.
 
     Args:
         started, seconds: of this sitting.
+        former: record of former sittings, as `former_record` read it when this one began.
     """
     plan, shown = comparison.plan, comparison.shown()
     files = comparison.results_of(shown)
-    former = _former(comparison)
     content = {
         "plan": plan.name,
         "command": comparison.settings.command,
@@ -52,6 +56,7 @@ def write_record(comparison: Comparison, started: datetime, seconds: float) -> N
         **({"samples": comparison.samples} if plan.claim is not None else {}),
         "rates": [asdict(choice) for choice in comparison.choices],
         "failures": [{"cell": label, "reason": reason} for label, reason in comparison.failures.items()],
+        "trained": _trained(shown),
         "started": former.get("started", started.isoformat(timespec="seconds")),
         "seconds": round(seconds) + former.get("seconds", 0),
     }
@@ -59,7 +64,18 @@ def write_record(comparison: Comparison, started: datetime, seconds: float) -> N
     replace_file(comparison.folder / "comparison.json", json.dumps(without_paths(content), indent=1) + "\n")
 
 
-def _former(comparison: Comparison) -> dict[str, Any]:
+def _trained(jobs: Sequence[Job]) -> str:
+    """Describe the schedule of the language models; empty without one, or if they differ."""
+    runs = [job.run for job in jobs if isinstance(job, TrainingJob)]
+    units = {units_of(corpus_label(run.corpus)) for run in runs}
+    sizes = {(run.num_steps, run.settings.train.batch_size, run.settings.seq_len) for run in runs}
+    if len(sizes) != 1 or len(units) != 1:
+        return ""
+    (num_steps, batch_size, length), (unit,) = sizes.pop(), units
+    return f"{num_steps:,} steps of {batch_size} × {length:,} {unit}"
+
+
+def former_record(comparison: Comparison) -> dict[str, Any]:
     """Read the record of former sittings; empty without one, or where all is run again."""
     path = comparison.folder / "comparison.json"
     is_anew = comparison.settings.rerun and comparison.settings.plan.only is None
@@ -93,6 +109,7 @@ def _described(comparison: Comparison) -> dict[str, Any]:
     return {
         name: {
             "purpose": purpose_of(cls),
+            "example": example_lines(cls),
             "plots": [list(pair) for pair in cls.plots],
             "primary": asdict(primaries[name]) if name in primaries else None,
         }

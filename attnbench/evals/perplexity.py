@@ -30,7 +30,10 @@ class Perplexity(CheckpointEvaluation):
     """The language model on validation and test: with full context, over all positions, and by position.
 
     exp of (sum of nats over sum of tokens), also as nats and bits a character and as bits a byte of UTF-8; an unknown
-    character costs eight bits a byte beside its nats.
+    character costs eight bits a byte beside its nats. Every token predicts the next:
+
+        input   t h e _ r i v e
+        target  h e _ r i v e r
 
     The split is cut into consecutive windows. Over all positions, every token but the split's first is predicted once.
     With full context (`context: full`), the last half of each window counts, and in place of each first half the last

@@ -24,6 +24,11 @@ from attnbench.training.step import Batch
 class Recall(CellProbe):
     """Small models that look up what they have read, many queries at once; a model for each cell and width.
 
+    Three pairs, length 14:
+
+        input   k3 v3 k1 v1 k7 v7 .  .  k1 .  k7 .  k3 .
+        target  .  .  .  .  .  .  .  .  v1 .  v7 .  v3 .
+
     Without a feed-forward no width is solved to match a model. Training and validation alternate over the cell's
     numbers of pairs. lib/recall_strings.py makes the sequences.
 

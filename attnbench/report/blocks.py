@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Any
 
 from attnbench.results.tables import Table
-from attnbench.verdict.summary import Summary
 
 MAX_FILE_NAME = 200
 """Longest name of a picture; file systems take 255 characters, and a name gets a suffix while it is written."""
@@ -66,10 +65,31 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    content: Summary
+    """The table of all variants, which a reader may sort, and copy as Markdown and LaTeX."""
+
+    table: Table
+    note: str
 
 
-Block = Table | Note | Folded | Lines | Pictures | Samples | Scores | dict[str, str]
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    shown: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example of a task: at each position what goes in and what is to come out, "." for nothing."""
+
+    label: str
+    positions: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    shown: Sequence[Example]
+
+
+Block = Table | Note | Folded | Lines | Pictures | Samples | Scores | Sentences | Examples | dict[str, str]
 """Content below a heading; a dictionary contains facts by name."""
 
 
@@ -80,6 +100,8 @@ class Section:
     evaluation: str = ""
     parts: dict[str, list[Block]] | None = None
     """Content below headings of the second level."""
+    is_first: bool = False
+    """Its title is not shown."""
 
 
 def file_name(*parts: str, settings: Mapping[str, Any] | None = None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.machine.environment import commit_of, environment_id
+from attnbench.report.sections.examples import example_lines
 from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
@@ -34,6 +35,8 @@ class About:
     """(metric, axis) pairs; None if unknown."""
     primary: Primary | None = None
     """The metric of its verdicts; None if it has none or is unknown."""
+    example: list[str] = field(default_factory=list)
+    """Lines of input and target; see report/sections/examples.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ class Protocol:
     """Number of their results without a start."""
     started: str | None = None
     seconds: float | None = None
+    trained: str = ""
+    """How its language models were trained: "3,000 steps of 32 × 256 characters"."""
     sittings: dict[str, str] = field(default_factory=dict)
     """Process start of each timed run and each training, by config_hash."""
 
@@ -204,11 +209,18 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
 
 def about(evaluation: str, protocol: Protocol) -> About:
     if evaluation in protocol.evaluations:
-        return protocol.evaluations[evaluation]
+        recorded = protocol.evaluations[evaluation]
+        # Records of earlier versions have no example.
+        return recorded if recorded.example else replace(recorded, example=_example(evaluation))
     cls = evaluation_class(evaluation)
     if cls is None:
         return About(purpose="", plots=None)
-    return About(purpose=purpose_of(cls), plots=list(cls.plots) or None)
+    return About(purpose=purpose_of(cls), plots=list(cls.plots) or None, example=_example(evaluation))
+
+
+def _example(evaluation: str) -> list[str]:
+    cls = evaluation_class(evaluation)
+    return [] if cls is None else example_lines(cls)
 
 
 def purpose_of(cls: type) -> str:
@@ -270,11 +282,15 @@ def _protocol(record: dict[str, Any] | None, rows: Sequence[ResultRow], folder: 
     return replace(protocol, variants=known)
 
 
-def _about(*, purpose: str, plots: list[list[str]], primary: dict[str, Any] | None = None) -> About:
-    if not isinstance(purpose, str) or not all(isinstance(word, str) for pair in plots for word in pair):
-        raise TypeError("purpose and plots must be text")
+def _about(
+    *, purpose: str, plots: list[list[str]], primary: dict[str, Any] | None = None, example: Sequence[str] = ()
+) -> About:
+    texts = [purpose, *(word for pair in plots for word in pair), *example]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("purpose, plots and example must be text")
     main = read(Primary, primary, "primary") if primary is not None else None
-    return About(purpose=purpose, plots=[(metric, axis) for metric, axis in plots], primary=main)
+    pairs = [(metric, axis) for metric, axis in plots]
+    return About(purpose=purpose, plots=pairs, primary=main, example=[*example])
 
 
 def _environments(folders: Iterable[Path], rows: Sequence[ResultRow]) -> dict[str, dict[str, Any] | None]:

@@ -12,8 +12,7 @@ from attnbench.report.charts.vega import to_chart
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.page import page_sections, pictures_of
 from attnbench.report.sections.answer import sentences
-from attnbench.report.sections.evaluations import score_name, score_place
-from attnbench.report.sections.words import where
+from attnbench.report.sections.words import capitalized, metric_name, where
 from attnbench.report.terminal import answer_tables
 from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.tables import to_html
@@ -21,6 +20,8 @@ from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.training.log import stream_metrics
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.summary import summary
+
+USUAL = ("split", "checkpoint", "chance")
 
 
 class Results:
@@ -67,8 +68,8 @@ class Results:
                 {
                     "variant": variant,
                     "evaluation": column.evaluation,
-                    "score": score_name(column),
-                    "at": score_place(column),
+                    "score": capitalized(metric_name(column.metric, column.unit)),
+                    "at": where({name: it for name, it in column.settings.items() if name not in USUAL}),
                     "metric": column.metric,
                     "unit": column.unit,
                     "higher_is_better": column.higher_is_better,

@@ -1,18 +1,19 @@
 """The page's template. Jinja2 escapes text; control characters are spelled out."""
 
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from attnbench.report.sections import evaluations as sections
 from attnbench.report.sections import words
+from attnbench.results.tables import Table
 from attnbench.settings.escape import printable
 
 HERE = Path(__file__).parent
+
+RUNNING = " data-running"
+"""Attribute of a page that loads itself again."""
 
 
 def render(**content: Any) -> str:
@@ -29,14 +30,16 @@ def render(**content: Any) -> str:
     environment.filters |= {
         "breakable": breakable,
         "capitalized": words.capitalized,
-        "chances": words.chances,
-        "entry_cell": sections.entry_cell,
-        "groups": lambda items, attribute: [(it, list(group)) for it, group in groupby(items, attrgetter(attribute))],
-        "heading": words.heading,
-        "score_name": sections.score_name,
-        "score_place": sections.score_place,
+        "label": label,
     }
-    return environment.get_template("page.html").render(content)
+    return environment.get_template("page.html").render(content, running=RUNNING)
+
+
+def label(table: Table, index: int) -> str:
+    """Return what stands above a cell of a narrow table; the notes of a header only if its text is not the only one."""
+    header = table.headers[index]
+    texts = [it if isinstance(it, str) else it.text for it in table.headers]
+    return str(header) if texts.count(texts[index]) > 1 else texts[index]
 
 
 def breakable(text: str) -> Markup:

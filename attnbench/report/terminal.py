@@ -1,6 +1,6 @@
 """Tables that a finished command prints."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
+from attnbench.report.sections.scores import score_table, summary_table
 from attnbench.results.rows import TEST_OF_BEST, Identity
-from attnbench.results.tables import MetricColumn, Table, TableCell, comparison_tables, print_table, read_folders
+from attnbench.results.tables import MetricColumn, Table, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
 from attnbench.settings.escape import printable
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import Entry, Summary, summary
+from attnbench.verdict.summary import summary
 
 if TYPE_CHECKING:
     from attnbench.report.inputs import Inputs
@@ -33,8 +34,6 @@ TRAINED = (
 
 NAMED_BY_ROWS = {"attn", "data", "eval", *(column.name for column in fields(Identity))}
 """Last parts of the names of settings that rows name in columns."""
-
-MAX_COLUMNS = 8
 
 
 def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
@@ -55,46 +54,10 @@ def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
     for evaluation in dict.fromkeys(row.identity.evaluation for row in others):
         measured = [row for row in others if row.identity.evaluation == evaluation]
         # Without verdicts: a sweep has too few seeds to mark a winner.
-        print_table(_line_per_variant(summary(figures(measured), []), _cell, title=evaluation), console)
+        print_table(score_table(summary(figures(measured), []), title=evaluation), console)
     for folder in folders:
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
     console.print("Each contains config.yaml, metrics.jsonl, checkpoint/ and results/.")
-
-
-def _line_per_variant(content: Summary, cell: Callable[[Entry], TableCell], title: str = "") -> Table:
-    lines = [[variant, *map(cell, entries)] for variant, entries in content.lines.items()]
-    headers = ["variant", *(column.header for column in content.columns)]
-    return Table(title=title, lead=content.lead, headers=headers, lines=lines)
-
-
-def summary_table(content: Summary, *, with_intervals: bool = False) -> Table:
-    """Return a line per score and a column per variant, or the other way round for many variants."""
-
-    def cell(entry: Entry) -> TableCell:
-        return _cell(entry, with_interval=with_intervals, tells_parts=with_intervals)
-
-    if len(content.lines) > MAX_COLUMNS:
-        return _line_per_variant(content, cell)
-    lines = [
-        [column.header, *(cell(entries[index]) for entries in content.lines.values())]
-        for index, column in enumerate(content.columns)
-    ]
-    return Table(lead=content.lead, headers=["", *content.lines], lines=lines)
-
-
-def _cell(entry: Entry, *, with_interval: bool = False, tells_parts: bool = True) -> TableCell:
-    figure = entry.figure
-    if with_interval:
-        notes = [entry.spread]
-    elif figure is not None and figure.has_range:
-        low, high = min(figure.values.values()), max(figure.values.values())
-        # Near 1, two digits would hide differences.
-        digits = 2 if low < 0.99 else 3
-        notes = [f"{low:.{digits}f}–{high:.{digits}f}", entry.solved.replace(" of ", "/")]
-    else:
-        notes = []
-    notes += [figure.without] if figure is not None and tells_parts else []
-    return TableCell(text=entry.text, notes=tuple(filter(None, notes)), mark="best" if entry.is_best else "")
 
 
 def print_comparison(inputs: "Inputs") -> None:

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.report.blocks import Lines
 from attnbench.report.inputs import Inputs, Protocol, read_inputs
 from attnbench.report.page import write_page
 from attnbench.report.sections import words
@@ -71,7 +70,7 @@ def write_versus(first: str, second: str, *, target: Path | None = None) -> Path
     lines["What changed"] = _changes(before, after, shared)
     folder = _folder(second)[0]
     target = target or folder / f"report-against-{re.sub(r'[^A-Za-z0-9_.-]+', '_', before.name)}"
-    return write_page(inputs, verdicts, [Lines(lines)], target=target)
+    return write_page(inputs, verdicts, lines, target=target)
 
 
 def _folder(side: str) -> tuple[Path, str]:

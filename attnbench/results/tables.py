@@ -49,16 +49,22 @@ class TableCell:
     """Behind the text in Markdown; below it on a terminal and, smaller, on a page."""
     mark: str = ""
     """best: bold; lost or warn: in a colour of its own, on a page."""
+    sign: str = ""
+    """Behind the text, on a page in a column of its own."""
+
+    @property
+    def main(self) -> str:
+        return f"{self.text} {self.sign}" if self.sign else self.text
 
     def __str__(self) -> str:
-        return " ".join((self.text, *self.notes))
+        return " ".join(filter(None, (self.main, *self.notes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A table before it is rendered."""
 
-    headers: Sequence[str]
+    headers: Sequence[str | TableCell]
     lines: Sequence[Sequence[str | TableCell]]
     """Cells of each line, as many as there are headers."""
     lead: str = ""
@@ -76,7 +82,7 @@ def to_terminal(table: Table, width: int) -> RichTable:
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     lines = [
         [
-            Text("\n".join(map(printable, (cell.text, *cell.notes))), style="bold" if cell.mark == "best" else "")
+            Text("\n".join(map(printable, (cell.main, *cell.notes))), style="bold" if cell.mark == "best" else "")
             for cell in _as_cells(line)
         ]
         for line in table.lines
@@ -87,7 +93,7 @@ def to_terminal(table: Table, width: int) -> RichTable:
         # The headers of the other columns make room for the names of the lines.
         is_name = index == 0 and all(len(line[0]) <= MAX_NAME_SHARE * width for line in lines)
         # Break a wide name between its words.
-        text = printable(header)
+        text = printable(str(header))
         rich_table.add_column(
             Text(text if len(text) <= share else text.replace("_", "_\n")),
             justify="left" if is_left else "right",
@@ -118,7 +124,7 @@ def to_html(table: Table) -> str:
     """Render a table as HTML for a notebook, which has styles of its own: title, lead, table, notes."""
     title = Markup("<p><strong>{}</strong></p>").format(printable(table.title)) if table.title else ""
     lead = Markup("<p>{}</p>").format(printable(table.lead)) if table.lead else ""
-    head = Markup("").join(Markup("<th>{}</th>").format(printable(header)) for header in table.headers)
+    head = Markup("").join(Markup("<th>{}</th>").format(printable(str(header))) for header in table.headers)
     lines = Markup("").join(
         Markup("<tr>{}</tr>").format(Markup("").join(map(_in_html, _as_cells(line)))) for line in table.lines
     )
@@ -129,7 +135,7 @@ def to_html(table: Table) -> str:
 
 
 def _in_html(cell: TableCell) -> Markup:
-    text = Markup("<strong>{}</strong>" if cell.mark == "best" else "{}").format(printable(cell.text))
+    text = Markup("<strong>{}</strong>" if cell.mark == "best" else "{}").format(printable(cell.main))
     notes = Markup("").join(Markup("<br><small>{}</small>").format(printable(note)) for note in cell.notes)
     return Markup("<td>{}{}</td>").format(text, notes)
 
@@ -137,11 +143,15 @@ def _in_html(cell: TableCell) -> Markup:
 def to_markdown(table: Table) -> str:
     """Render a table as Markdown: its title as a heading, its lead, the table, its notes."""
     marks = ["---" if index < table.num_labels else "--:" for index in range(len(table.headers))]
-    cells = [list(table.headers), marks, *(list(map(_in_markdown, line)) for line in map(_as_cells, table.lines))]
-    lines = (f"| {' | '.join(map(markdown_text, line))} |" for line in cells)
+    cells = [
+        list(map(str, table.headers)),
+        marks,
+        *(list(map(_in_markdown, line)) for line in map(_as_cells, table.lines)),
+    ]
+    rows = (f"| {' | '.join(map(markdown_text, line))} |" for line in cells)
     heading = f"## {markdown_text(table.title)}" if table.title else ""
     return "\n\n".join(
-        filter(None, (heading, markdown_text(table.lead), "\n".join(lines), *map(markdown_text, table.notes)))
+        filter(None, (heading, markdown_text(table.lead), "\n".join(rows), *map(markdown_text, table.notes)))
     )
 
 
@@ -150,7 +160,36 @@ def _as_cells(line: Iterable[str | TableCell]) -> list[TableCell]:
 
 
 def _in_markdown(cell: TableCell) -> str:
-    return " ".join((f"**{cell.text}**" if cell.mark == "best" else cell.text, *cell.notes))
+    return " ".join(filter(None, (f"**{cell.main}**" if cell.mark == "best" else cell.main, *cell.notes)))
+
+
+LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"},
+        **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "≈": r"$\approx$"},
+        **{"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$"},
+    }
+)
+
+
+def to_latex(table: Table) -> str:
+    """Render a table as a LaTeX tabular, with the rules of booktabs; its signs need amssymb."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"{' & '.join(cells)} \\\\"
+
+    def shown(cell: TableCell) -> str:
+        text = cell.main.translate(LATEX)
+        return " ".join(
+            (rf"\textbf{{{text}}}" if cell.mark == "best" else text, *(n.translate(LATEX) for n in cell.notes))
+        )
+
+    columns = "l" * table.num_labels + "r" * (len(table.headers) - table.num_labels)
+    head = line(str(header).translate(LATEX) for header in table.headers)
+    body = [line(map(shown, cells)) for cells in map(_as_cells, table.lines)]
+    rows = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(rows)
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

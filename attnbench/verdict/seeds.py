@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnbench.results.metrics import is_timed
-from attnbench.results.numbers import format_interval, format_within
+from attnbench.results.numbers import format_interval, format_number, format_within
 from attnbench.results.rows import (
     ALL_SEEDS,
     MAX_NUMBER,
@@ -21,6 +21,7 @@ from attnbench.results.rows import (
 )
 from attnbench.results.tables import sittings_line
 from attnbench.settings.errors import UserError
+from attnbench.settings.schema import FEW_SEEDS
 from attnbench.verdict.axes import Key, axes, grouped, key_of, with_options_as_axes, with_precision
 from attnbench.verdict.levels import totals
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
@@ -82,23 +83,40 @@ class Figure:
         """The mean, with as many digits as its interval supports; or empty."""
         if self.mean is None:
             return ""
+        if self.is_of_few:
+            return format_within(self.mean, *self.range)
         low, high = (self.low, self.high) if self.low is not None else (self.item_low, self.item_high)
         return format_within(self.mean, low, high)
 
     @property
     def number(self) -> str:
-        return f"{self.mean:.3f}" if self.has_range else self.text
+        return f"{self.mean:.3f}" if self.has_range and is_accuracy(self.metric) else self.text
 
     @property
     def spread(self) -> str:
-        """Range of accuracies, interval of others: intervals of accuracies allow for failures that no seed showed."""
-        if self.has_range:
-            return f"({min(self.values.values()):.3f} to {max(self.values.values()):.3f})"
-        return format_interval(self.low, self.high)
+        """Range of accuracies and of few seeds, interval of others: intervals of accuracies allow for failures that no
+        seed showed, those of few seeds for spreads that none showed."""
+        if not is_accuracy(self.metric) and len(self.values) > 1 and len({*self.values.values()}) == 1:
+            # Equal for all seeds, as FLOPs are.
+            return ""
+        if not self.has_range:
+            return format_interval(self.low, self.high)
+        low, high = self.range
+        ends = [f"{end:.3f}" if is_accuracy(self.metric) else format_number(end) for end in (low, high)]
+        return f"({' to '.join(ends)})"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return min(self.values.values()), max(self.values.values())
+
+    @property
+    def is_of_few(self) -> bool:
+        return 1 < len(self.values) <= FEW_SEEDS
 
     @property
     def has_range(self) -> bool:
-        return self.mean is not None and len(self.values) > 1 and _is_accuracy(self.metric)
+        """True where seeds are shown one by one, and no interval."""
+        return self.mean is not None and len(self.values) > 1 and (is_accuracy(self.metric) or self.is_of_few)
 
     @property
     def partly(self) -> str:
@@ -261,14 +279,14 @@ def _over_seeds(
     if len(measured) == 1:
         return values[0], measured[0].low, measured[0].high
     metric = measured[0].metric
-    is_bounded = (metric == "solved" or _is_accuracy(metric)) and all(0 <= value <= 1 for value in values)
+    is_bounded = (metric == "solved" or is_accuracy(metric)) and all(0 <= value <= 1 for value in values)
     interval = bounded_interval(values) if is_bounded else student_interval(values)
     if any(end is not None and abs(end) > MAX_NUMBER for end in (interval.low, interval.high)):
         return interval.mean, None, None
     return interval.mean, interval.low, interval.high
 
 
-def _is_accuracy(metric: str) -> bool:
+def is_accuracy(metric: str) -> bool:
     return metric == "selection" or metric.endswith("accuracy")
 
 

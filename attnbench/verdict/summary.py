@@ -58,9 +58,9 @@ class Entry:
         return f"{self.figure.number} ({self.figure.partly})" if self.figure.partly else self.figure.number
 
     @property
-    def spread(self) -> str:
-        spread = self.figure.spread if self.figure is not None and self.figure.mean is not None else ""
-        return ", ".join(filter(None, (spread, self.solved)))
+    def is_solved(self) -> bool:
+        """True if all seeds solve the task, or it is unknown how many do."""
+        return len({*self.solved.removesuffix(" solved").split(" of ")}) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,10 @@ import pytest
 from report_rows import HOSTILE, SKILL, write_experiment
 from selenium import webdriver
 
+from attnbench.cli.reading_names import every_finding
+from attnbench.report.findings_page import write_findings
 from attnbench.report.page import write_report
+from attnbench.verdict.claims import NOT_RUN, Decision
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SWITCHES = (
@@ -90,18 +93,57 @@ def test_every_chart_is_drawn_and_nothing_complains(view, report):
     assert view.get_log("browser") == []
 
 
-def test_the_page_fits_and_what_is_wider_scrolls_in_its_own_box(view, request):
-    # Not innerWidth, which grows on a phone with what does not fit.
+def test_nothing_scrolls_sideways(view, request):
     width, _ = request.node.callspec.params["view"]
-    # Opened, so that the tables inside count too.
-    view.execute_script("document.querySelectorAll('details').forEach(node => node.open = true)")
-    assert view.execute_script("return document.documentElement.scrollWidth") <= width
-    wide = view.execute_script(
-        "return [...document.querySelectorAll('main *')].filter(node => !node.closest('.scroll > *, .hidden, svg')"
-        " && node.getBoundingClientRect().right > arguments[0] + 1).map(node => node.outerHTML.slice(0, 80))",
+    assert too_wide(view, width) == []
+
+
+def too_wide(browser, width: int) -> list[str]:
+    """What reaches beyond the page, or scrolls in a box of its own; also in what is folded."""
+    browser.execute_script("document.querySelectorAll('details').forEach(node => node.open = true)")
+    # Not innerWidth, which grows on a phone with what does not fit.
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    return browser.execute_script(
+        "const hidden = '.hidden, svg, thead[class], .many thead';"
+        "const scrolls = node => ['auto', 'scroll'].includes(getComputedStyle(node).overflowX);"
+        "return [...document.querySelectorAll('main *, nav *')].filter(node => !node.closest(hidden)"
+        " && (node.getBoundingClientRect().right > arguments[0] + 1 || scrolls(node)))"
+        ".map(node => node.outerHTML.slice(0, 80))",
         width,
     )
-    assert wide == []
+
+
+LONG = "long" * 60
+"""Longer than a line of any page, and without a place to break."""
+
+
+@pytest.fixture(scope="module")
+def pages(root, tmp_path_factory) -> dict[str, Path]:
+    """Pages of other kinds: of operators, of findings, of many variants, and of names that no line holds."""
+    target, results = tmp_path_factory.mktemp("pages"), root / "docs" / "results"
+    with pytest.MonkeyPatch.context() as patch:
+        # Figures beside the pages take longest.
+        patch.setattr("attnbench.report.charts.style.to_svg", lambda picture, variants: "<svg/>")
+        patch.setattr("attnbench.report.charts.style.to_png", lambda svg: b"png")
+        made = {
+            name: write_report(results / name, target=target / name)
+            for name in ("attention-h200", "frontier-h100", "small_factorial-cpu")
+        }
+        experiment = write_experiment(target / "made")
+        for path in (*experiment.rglob("*.jsonl"), *experiment.rglob("*.json")):
+            path.write_text(path.read_text().replace("gated_deltanet", LONG).replace("river", LONG))
+        made["long"] = write_report(experiment)
+        plan = next(it for it in every_finding() if it.name == "parity")
+        decision = Decision(plan=plan, word=NOT_RUN, reason=LONG)
+        made["findings"] = write_findings([decision], [], target=target / "findings", command=LONG)
+    return made
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("page", ["attention-h200", "frontier-h100", "small_factorial-cpu", "long", "findings"])
+def test_nothing_scrolls_sideways_on_pages_of_other_kinds(browser, pages, page, width):
+    show(browser, pages[page], width, "light")
+    assert too_wide(browser, width) == []
 
 
 @pytest.mark.parametrize("width", [1440, 390])
@@ -113,13 +155,13 @@ def test_the_published_battery_is_drawn_and_fits(browser, published, width):
     )
     assert len(numbers) == len([*published.parent.glob("figures/*.svg")]) > 10
     assert min(numbers) >= 4
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert too_wide(browser, width) == []
     assert browser.get_log("browser") == []
 
 
 def test_names_are_shown_and_do_not_run(view):
     assert view.execute_script("return window.executed") is None
-    assert HOSTILE in view.execute_script("return document.querySelector('table.summary').textContent")
+    assert HOSTILE in view.execute_script("return document.querySelector('table.scores').textContent")
     assert view.execute_script("return document.querySelectorAll('main b').length") == 0
 
 
@@ -137,7 +179,8 @@ def test_every_text_stands_out_from_its_ground(view):
     pairs = view.execute_script(
         "const shown = [...document.querySelectorAll('main *, nav *')].filter(node => !node.closest('svg')"
         " && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim()));"
-        "const ground = node => getComputedStyle(node.closest('.callout') ?? document.body).backgroundColor;"
+        "const grounds = '.callout, .best, .example span:not(.names)';"
+        "const ground = node => getComputedStyle(node.closest(grounds) ?? document.body).backgroundColor;"
         "const pairs = shown.map(node => [getComputedStyle(node).color, ground(node)]);"
         "return [...new Set(pairs.map(pair => pair.join('|')))]"
     )
@@ -207,8 +250,51 @@ def test_a_click_on_the_legend_picks_a_variant_out(browser, report):
     label = browser.find_element("css selector", "[data-chart] svg .role-legend-label text")
     webdriver.ActionChains(browser).scroll_to_element(label).click(label).perform()
     faint = browser.execute_script(
-        "return [...document.querySelector('[data-chart] svg').querySelectorAll('.mark-symbol.role-mark path')]"
+        "const chart = document.querySelector('.role-legend-label').closest('[data-chart]');"
+        "return [...chart.querySelectorAll('.mark-symbol.role-mark path')]"
         ".filter(node => Number(node.getAttribute('opacity') ?? 1) < 0.5).length"
     )
     # The first chart has a point a variant.
     assert faint == len(SKILL) - 1
+
+
+def test_a_click_on_a_header_sorts_the_scores(browser, report):
+    show(browser, report, 1440, "light")
+    column = browser.find_element("xpath", "//table[contains(@class, 'scores')]//th[contains(., 'perplexity')]")
+    index = browser.execute_script("return [...arguments[0].parentNode.children].indexOf(arguments[0])", column)
+
+    def shown() -> list[float]:
+        texts = browser.execute_script(
+            "return [...document.querySelectorAll('table.scores tbody tr')].map("
+            "row => row.children[arguments[0]].querySelector('.value').textContent)",
+            index,
+        )
+        return [float(text.split()[0]) for text in texts]
+
+    # The best first, which is the least.
+    column.click()
+    assert shown() == sorted(shown())
+    column.click()
+    assert shown() == sorted(shown(), reverse=True)
+    assert column.get_attribute("aria-sort") == "descending"
+
+
+def test_a_click_on_a_name_picks_the_variant_out_everywhere(browser, report):
+    show(browser, report, 1440, "light")
+    browser.find_element("css selector", "button.pick[data-variant=linear]").click()
+    faint = "return [...document.querySelectorAll('table.scores tr.faint')].length"
+    assert browser.execute_script(faint) == len(SKILL) - 1
+    browser.find_element("css selector", "button.pick[data-variant=linear]").click()
+    assert browser.execute_script(faint) == 0
+
+
+@pytest.mark.parametrize(("name", "begins"), [("Markdown", "| variant |"), ("LaTeX", "\\begin{tabular}{l")])
+def test_the_scores_are_copied_as_text(browser, report, name, begins):
+    show(browser, report, 1440, "light")
+    browser.execute_script(
+        "document.addEventListener('copy', () => { window.copied = document.activeElement.value }, { once: true })"
+    )
+    browser.find_element("css selector", f"button[data-copy={name}]").click()
+    copied = browser.execute_script("return window.copied")
+    assert copied.startswith(begins)
+    assert "gated" in copied

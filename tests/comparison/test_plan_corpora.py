@@ -142,7 +142,7 @@ def test_a_verdict_of_each_corpus_and_their_count(compared):
     text = " ".join(said.split())
     assert re.search(r"Over corpora: (plain|softmax) (is better than|and) (softmax|plain).* in \d of 3 corpora", text)
     assert "mixed model" in text
-    assert all(f"test PPL on {name}" in text for name in CORPORA)
+    assert all(f"perplexity on {name}" in text for name in CORPORA)
 
 
 def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(compared, my_conf, tmp_path):

@@ -13,7 +13,7 @@ from simulate_verdicts import ACCURACY, NATS
 from attnbench.comparison.publish import publish_comparison
 from attnbench.report.blocks import Pictures
 from attnbench.report.sections.differences import FEWEST, difference_section
-from attnbench.report.sections.verdicts import MANY, verdict_lines
+from attnbench.report.sections.verdicts import FEW, MANY, MOST, first_sentences, verdict_lines
 from attnbench.verdict.family import Pair
 from attnbench.verdict.ranking import Verdict, common_reference, judge
 
@@ -55,22 +55,18 @@ def test_many_variants_stand_in_a_sentence_an_evaluation_the_largest_difference_
     assert len(MEANS) > MANY
     lines = verdict_lines(verdicts(**MEANS))
     assert list(lines) == ["Better", "Equivalent"]
-    better = {sentence.partition(" softmax ")[0] for sentence in lines["Better"]}
-    assert better == {
-        "Recall, more than 0.01 in accuracy:",
-        "Recall, more than 0.01 in accuracy: better than",
-        "Perplexity, more than 1 % of perplexity:",
-        "Perplexity, less than matters:",
-        "Perplexity, less than matters: better than",
-        "Perplexity, more than 1 % of perplexity: better than",
-    }
+    assert len(lines["Better"]) == 6
     worse, *_ = lines["Better"]
-    assert worse.startswith("Recall, more than 0.01 in accuracy: softmax is better than lost +0.9")
-    assert [worse.index(name) for name in ("lost", "far", "near")] == sorted(map(worse.index, ("lost", "far", "near")))
-    (ahead,) = [it for it in lines["Better"] if it.startswith("Recall") and "better than softmax" in it]
-    assert ahead.startswith("Recall, more than 0.01 in accuracy: better than softmax are beyond +0.03")
-    (only,) = [it for it in lines["Better"] if "less than matters: better than softmax" in it]
-    assert only.startswith("Perplexity, less than matters: better than softmax is ahead 0.50 % [0.42, 0.57] lower")
+    assert re.match(
+        r"softmax recalls 90\.0\d* \[[^]]+\] more of 100 pairs than lost, 50\S* \[[^]]+\] than far, ", worse
+    )
+    assert worse.endswith(" than near, more than 0.01 in accuracy.")
+    (ahead,) = [it for it in lines["Better"] if it.startswith("beyond recalls")]
+    assert re.fullmatch(
+        r"beyond recalls 3\S* \[[^]]+\] more of 100 pairs than softmax; also ahead 2\S* \[[^]]+\], more than .*", ahead
+    )
+    (only,) = [it for it in lines["Better"] if it.startswith("ahead has")]
+    assert only == "ahead has 0.50 % [0.42, 0.57] lower perplexity than softmax, less than matters."
     assert [it.partition(": as good as softmax are ")[0] for it in lines["Equivalent"]] == [
         "Recall (seeds like these), within 0.01 in accuracy",
         "Perplexity, within 1 % of perplexity",
@@ -81,9 +77,9 @@ def test_many_variants_stand_in_a_sentence_an_evaluation_the_largest_difference_
 def test_few_variants_have_a_sentence_each():
     few = dict(list(MEANS.items())[:MANY])
     lines = verdict_lines(verdicts(**few))
-    assert lines["Better"][0].startswith("softmax is better than far: recall +0.5")
-    # 0.2 nats are 22 % of softmax's perplexity, by which far's is higher.
-    assert re.search(r"; perplexity of far 22\.\d+ % \[22\.\d+, 22\.\d+\] higher, more than", lines["Better"][0])
+    # 0.2 nats below are 18 % of far's perplexity.
+    (text,) = [it for it in lines["Better"] if it.startswith("softmax has") and "than far" in it]
+    assert re.match(r"softmax has 18\.1\d* % \[18\.\d+, 18\.\d+\] lower perplexity than far, 9", text)
     assert lines["Equivalent"] == [next(it for it in lines["Equivalent"] if it.startswith("alike and softmax: recall"))]
 
 
@@ -144,7 +140,9 @@ def test_the_reference_is_what_all_others_were_compared_with():
     one, *rest = verdicts(**MEANS)
     among = [dataclasses.replace(one, pair=dataclasses.replace(one.pair, second="far")), *rest]
     assert common_reference(among) is None
-    assert difference_section(among) is None
+    section = difference_section(among)
+    assert section is not None
+    assert section.title == "Differences from the best"
 
 
 def test_differences_are_drawn_the_best_first_between_their_margins():
@@ -154,7 +152,7 @@ def test_differences_are_drawn_the_best_first_between_their_margins():
     (pictures,) = [block for block in section.blocks if isinstance(block, Pictures)]
     recall, text = pictures.shown
     assert (recall.title, text.title) == ("Recall: accuracy less softmax’s", "Perplexity: perplexity less softmax’s, %")
-    assert recall.legend == "sequence length 256"
+    assert (recall.legend, text.legend) == ("sequence length 256; better →", "sequence length 256; ← better")
     drawn = {it.name: it.spec["datasets"]["figures"] for it in pictures.shown}
     assert [it["variant"] for it in drawn["differences-recall"]] == [
         "beyond", "ahead", "same", "alike", "near", "far", "lost"
@@ -163,11 +161,11 @@ def test_differences_are_drawn_the_best_first_between_their_margins():
     assert (best["variant"], worst["variant"]) == ("beyond", "far")
     assert worst["value"] == pytest.approx(100 * math.expm1(0.2))
     assert worst["low"] < worst["value"] < worst["high"]
-    assert worst["text"].startswith("softmax is better than far")
+    assert worst["text"].startswith("softmax has 18.1")
     limits = {it["limit"] for it in text.spec["datasets"]["limits"] if it["variant"] == "far"}
     assert sorted(limits) == [pytest.approx(100 * (1 / 1.01 - 1)), pytest.approx(1.0)]
     assert text.spec["datasets"]["levels"] == [{"level": 0.0}]
-    assert "softmax is better than lost in accuracy of recall" in recall.description
+    assert "softmax recalls 90" in recall.description
 
 
 def test_a_picture_needs_variants_enough_that_have_a_difference():
@@ -178,6 +176,19 @@ def test_a_picture_needs_variants_enough_that_have_a_difference():
     without = [dataclasses.replace(it, difference=None, low=None, high=None, outcome="none") for it in enough]
     assert difference_section(without) is None
     assert difference_section([*enough[:FEWEST], *without[FEWEST:]]).blocks[1].shown[0].name == "differences-recall"
+
+
+def test_the_first_screen_has_five_sentences_at_most_each_winner_first():
+    said = first_sentences(verdicts(**MEANS))
+    assert len(said) == MOST
+    assert [it.split()[0] for it in said[:4]] == ["softmax", "softmax", "beyond", "beyond"]
+    assert said[4] == "Equivalent to softmax: alike and same in recall; alike and same in perplexity."
+    many = verdicts(**{f"v{number}": (-0.1 - number / 100, 0.0) for number in range(9)})
+    (text, alike) = first_sentences(many)
+    assert text.count(" than ") == FEW + 1
+    assert text.endswith(", and more than 6 others.")
+    assert alike.endswith("v0, v1, v2 and 6 others in perplexity.")
+    assert first_sentences([]) == []
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -194,7 +205,7 @@ def test_a_published_page_has_the_pictures_that_carry_its_answer(tmp_path, monke
         *(f"differences-{evaluation}.svg" for evaluation in ("copy", "recall", "perplexity")),
         *("copy-state_bytes.svg", "recall-state_bytes.svg", "perplexity-step_milliseconds.svg"),
     ]
-    assert named[1][0] == "Recall: accuracy less softmax’s; sequence length 512, pairs 64"
+    assert named[1][0] == "Recall: accuracy less softmax’s; sequence length 512, pairs 64; better →"
     assert all((tmp_path / "published" / name).exists() for _, name in named)
     # Words on how to read them stand before them.
     places = [page.index(it) for it in ("\n| ", "The upright ticks are the margin", "\n![", "The verdicts in full:")]

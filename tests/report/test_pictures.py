@@ -10,14 +10,14 @@ from made_rows import IDENTITY, row
 from report_rows import SKILL, write_experiment
 
 from attnbench.report.blocks import MAX_FILE_NAME, Picture, Pictures, Samples, file_name
-from attnbench.report.charts.marks import Axis, Drawing
+from attnbench.report.charts.marks import Axis, Drawing, placed
 from attnbench.report.charts.style import _engine, to_svg
 from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.sections.evaluations import position_section
 from attnbench.report.sections.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
-from attnbench.report.sections.tradeoffs import NAMED, tradeoffs
+from attnbench.report.sections.tradeoffs import STEPS, tradeoffs
 from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import MIXER_OPTIONS
@@ -83,15 +83,25 @@ def test_variants_that_differ_in_their_window_alone_are_one_curve():
     ]
     assert len(picture.spec["datasets"]["points"]) == 3
     assert "joined" in picture.legend
-    assert [it["name"] for it in picture.spec["datasets"]["best"]] == ["short", "long"]
+    assert [it["variant"] for it in picture.spec["datasets"]["best"]] == ["short", "long"]
     svg = to_svg(picture, ["short", "long", "bare"])
-    # In the legend, and where it lies.
-    assert [svg.count(f">{name}<") for name in ("short", "long", "bare")] == [2, 2, 1]
-    # A name stands below its point, and one at the bottom, on the axis otherwise, above.
-    assert [it["is_low"] for it in picture.spec["datasets"]["best"]] == [False, False]
-    rows = [*sized("low", 0.05, 100, window=16, conv_size=4), *sized("long", 0.6, 400, window=64, conv_size=4)]
-    (picture,) = drawn(tradeoffs(rows, figures(rows), {"recall": RECALL}, ["low", "long"])).values()
-    assert [it["is_low"] for it in picture.spec["datasets"]["best"]] == [True, False]
+    # Where it lies; a legend would say it again.
+    assert [svg.count(f">{name}<") for name in ("short", "long", "bare")] == [1, 1, 1]
+
+
+def test_a_name_stands_where_it_hides_no_point_and_no_other_name():
+    x, y = Axis(domain=(0, 100)), Axis(domain=(0, 1))
+    points = [{"name": f"variant {n}", "x": 90.0, "value": 0.5 + n / 20} for n in range(3)]
+    names = placed(points, x, y)
+    assert names[0]["align"] == "right"
+    assert len({(it["align"], it["dx"], it["dy"]) for it in names}) == len(names) == 3
+    # With too many in one place some have none, and the legend names them.
+    crowd = [{"name": f"variant {n}", "x": 50.0, "value": 0.5} for n in range(40)]
+    assert len(placed(crowd, x, y)) < 12
+    rows = [row for n in range(40) for row in sized(f"v{n}", 0.5, 100 + n % 2, window=16, conv_size=n)]
+    (picture,) = drawn(tradeoffs(rows, figures(rows), {"recall": RECALL}, [f"v{n}" for n in range(40)])).values()
+    legends = [it["encoding"]["color"].get("legend") for it in picture.spec["layer"] if "color" in it["encoding"]]
+    assert any(legends)
 
 
 def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_setting():
@@ -110,14 +120,15 @@ def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_settin
         (128, 0.8, "one", "128"),
         (16384, 1.0, "two", "128"),
     ]
-    assert easy.legend == f"pairs 4; joined: one variant at widths 64 and 128; {NAMED}"
+    assert easy.legend == f"pairs 4; joined: one variant at widths 64 and 128; {STEPS}"
     # In the order of the points; each has more than all that cost less.
-    assert [(it["name"], it["is_left"], it["is_low"]) for it in easy.spec["datasets"]["best"]] == [
-        ("one, 64", False, False),
-        ("two, 64", True, False),
-        ("one, 128", False, False),
-        ("two, 128", True, False),
+    assert [(it["variant"], it["width"]) for it in easy.spec["datasets"]["best"]] == [
+        ("one", "64"),
+        ("two", "64"),
+        ("one", "128"),
+        ("two", "128"),
     ]
+    assert {it["name"] for it in easy.spec["datasets"]["names"]} == {"one, 64", "two, 64", "one, 128", "two, 128"}
     assert "one at width 128 0.8 at 128" in easy.description
     assert len(hard.spec["datasets"]["points"]) == 2
     assert "joined" not in hard.legend

@@ -18,12 +18,26 @@ from scripts_here import run_here
 from small import identity_of
 
 from attnbench.mixers.mamba3 import Mamba3
-from attnbench.report.blocks import Folded, Lines, Note, Picture, Pictures, Sample, Samples, Scores, Section
+from attnbench.report.blocks import (
+    Example,
+    Examples,
+    Folded,
+    Lines,
+    Note,
+    Picture,
+    Pictures,
+    Sample,
+    Samples,
+    Scores,
+    Section,
+    Sentences,
+)
+from attnbench.report.charts.looks import KNOWN, looks
 from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.charts.style import to_png, to_svg
 from attnbench.report.inputs import about, read_inputs
-from attnbench.report.page import write_report, write_sections
+from attnbench.report.page import pictures_of, write_report, write_sections
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.surroundings import ACTIVATION, ALIKE, surroundings, surroundings_table
@@ -42,7 +56,7 @@ from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.verdict.seeds import figures
-from attnbench.verdict.summary import Summary, headline_columns, summary
+from attnbench.verdict.summary import headline_columns, summary
 
 VOID = ("meta", "wbr")
 ADDRESS = re.compile(r"\b(?:https?|wss?)://(?!www\.w3\.org/)[^\s\"'`<>]*")
@@ -129,9 +143,12 @@ def test_a_perplexity_past_all_numbers_is_written_as_infinite():
     of = {"settings": at, "evaluation": "perplexity", "metric": "nats_per_character", "of": {"unit": "nat"}}
     rows = [it for name, given in values.items() for it in rows_of(name, *given, **of)]
     inputs = inputs_of(rows, list(values), reference="softmax", rank=list(values))
-    assert "perplexity of b inf % [inf, inf] higher" in answer(inputs)["Better"][0]
-    # A picture has no place for it, and two others are too few for one.
-    assert difference_section(inputs.verdicts) is None
+    assert "softmax has 100 % [100, 100] lower perplexity than d, " in answer(inputs)["Better"][0]
+    # A picture has no place for it.
+    section = difference_section(inputs.verdicts)
+    assert section is not None
+    (picture,) = pictures_of([section])
+    assert {it["variant"] for it in picture.spec["datasets"]["figures"]} == {"c"}
 
 
 def test_what_is_timed_alone_asks_for_no_reference():
@@ -216,13 +233,15 @@ def test_the_template_escapes_text_wherever_it_enters():
     entry = {"title": text, "headers": [text], "lines": [[text]], "num_labels": 1}
     blocks = [
         *(Note(text), Table(**entry), Folded(text, text, Table(**entry)), Folded(text, text, {text: text})),
-        *(Lines({text: [text]}), Scores(Summary(columns=[], lines={text: []})), {text: text}),
+        *(Lines({text: [text]}), Scores(Table(**entry), text), Sentences([text]), {text: text}),
+        Examples([Example(text, [(text, text)])]),
         Samples([Sample(label=text, prompt=text, text=text)]),
     ]
     page = render(
         **dict.fromkeys(("plan", "policy", "style", "command"), text),
         sections={"section-0": Section(title=text, blocks=blocks, parts={text: [Note(text)]})},
-        **{"facts": [text], "anchors": {}, "data": {"charts": {text: text}}, "scripts": []},
+        **{"facts": [text], "anchors": {}, "scripts": [], "is_running": False},
+        data={"charts": {text: text}, "colours": {text: text}, "copies": {text: text}},
     )
     assert "<b>" not in page
     assert page.count("</script>") == 1
@@ -235,16 +254,18 @@ def test_the_template_escapes_text_wherever_it_enters():
 
 def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
     headings = [tag for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
-    assert headings[:2] == ["h1", "h2"]
+    assert headings[:3] == ["h1", "h2", "h2"]
     assert all(int(after[1]) - int(before[1]) <= 1 for before, after in itertools.pairwise(headings))
-    assert "linear is better than softmax" not in page.text
-    # A perplexity below the other’s, and better by more than its margin.
-    assert re.search(r"softmax is better than linear: [^.]*perplexity [\d.]+ % \[[^]]+\] lower", page.text)
+    # The winner first, by how much, and the loser.
+    assert re.search(r"softmax has [\d.]+ % \[[^]]+\] lower perplexity than [^.]*linear", page.text)
+    assert not re.search(r"linear has [\d.]+ % \[[^]]+\] lower perplexity", page.text)
+    first = page.source.index('<ul class="verdicts">')
+    assert first < page.source.index("<table") < page.source.index("data-chart=")
     assert "three seeds" not in page.text
     assert "Smallest differences detectable with 80 % power, for the median pair and the worst pair: " in page.text
     tables = [index for index, (tag, _) in enumerate(page.elements) if tag == "table"]
     sections = [index for index, (tag, _) in enumerate(page.elements) if tag == "section"]
-    assert sections[1] < tables[0]
+    assert sections[0] < tables[0] < sections[1]
 
 
 # A check takes a fifth of a second, and charts of one kind come one after another.
@@ -347,8 +368,7 @@ def test_few_seeds_decide_nothing_and_the_seeds_that_would_are_named(tmp_path):
     page = Page(write_report(folder))
     assert "recall at 2 seeds; would be decided by: all 6 pairs " in page.text
     assert "recall none (2 seeds are too few, 8 would do)" in page.text
-    assert "best" not in page.texts
-    assert not [words for _, words in page.elements if "best" in (words.get("class") or "").split()]
+    assert not [words for _, words in page.elements if words.get("class") == "sign"]
 
 
 def test_timings_of_several_sittings_are_said_to_be_and_are_in_no_order(tmp_path, capsys):
@@ -486,7 +506,12 @@ def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic
     template = of(summed, "perplexity", "perplexity")[0]
     own = [
         dataclasses.replace(
-            template, mean=mean, low=low, high=high, settings=template.settings | {"sequence_length": length}
+            template,
+            mean=mean,
+            low=low,
+            high=high,
+            values=dict.fromkeys(range(5), mean),
+            settings=template.settings | {"sequence_length": length},
         )
         for length, mean, low, high in [(256, 4.0, 3.0, 5.0), (512, 80.0, -60.0, 220.0), (1024, 4000.0, 3000.0, 5000.0)]
     ]
@@ -575,12 +600,21 @@ def test_ticks_are_the_positions_themselves(summed):
 def test_variants_look_alike_in_every_chart(summed):
     (plot,) = plots_of(of(summed, "memory"), [("training_peak_mib", "sequence_length")])
     fewer = dataclasses.replace(plot, figures=[f for f in plot.figures if f.variant != "softmax"])
-    looks = []
+    found = []
     for one in (plot, fewer):
         points = next(layer for layer in picture(one, list(SKILL)).spec["layer"] if "shape" in layer["encoding"])
-        looks.append((points["encoding"]["color"]["scale"], points["encoding"]["shape"]["scale"]))
-    assert looks[0] == looks[1]
-    assert len(set(looks[0][1]["range"])) == len(SKILL)
+        found.append((points["encoding"]["color"]["scale"], points["encoding"]["shape"]["scale"]))
+    assert found[0] == found[1]
+    assert len(set(found[0][1]["range"])) == len(SKILL)
+
+
+def test_a_variant_looks_alike_in_every_report():
+    alone, among = looks(["kda", "mine"]), looks(["softmax", "mine", "linear", "kda"])
+    assert {name: alone[name] for name in alone} == {name: among[name] for name in alone}
+    assert len({(look.colour, look.shape) for look in looks([f"v{number}" for number in range(60)]).values()}) == 60
+    # The first ten have colours of their own.
+    assert len({look.colour for look in looks(KNOWN[:10]).values()}) == 10
+    assert len(looks([f"v{number}" for number in range(100)])) == 100
 
 
 @pytest.mark.parametrize(

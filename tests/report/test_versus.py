@@ -67,8 +67,8 @@ def test_a_change_that_helps_one_variant_is_found_in_it_alone(before, tmp_path, 
     assert verdicts["linear"] == "better"
     assert verdicts["softmax"] == verdicts["gated_deltanet"] == "equivalent"
     text = page.read_text()
-    assert re.search(r"linear \(after\) is better than linear \(before\): perplexity 5\.\d+ % \[[^]]+\] lower", text)
-    assert "is better than softmax" not in text
+    assert re.search(r"linear \(after\) has 5\.\d+ % \[[^]]+\] lower perplexity than linear \(before\)", text)
+    assert "lower perplexity than softmax" not in text
     assert "commit 00c0ffee0000 → beef00000000" in text
 
 

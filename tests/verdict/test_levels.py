@@ -9,9 +9,10 @@ from made_rows import inputs_of, row, rows_of
 from simulate_ladder import SHAPES, rejected
 
 from attnbench.report.sections.answer import answer
-from attnbench.report.sections.evaluations import entry_cell
+from attnbench.report.sections.scores import score_table
 from attnbench.results.metrics import Primary
 from attnbench.results.protocol import protocol_of, rules
+from attnbench.results.tables import TableCell
 from attnbench.settings.errors import UserError
 from attnbench.verdict.family import check_family, fewest_seeds
 from attnbench.verdict.levels import UNPAIRED, limit, totals
@@ -106,8 +107,10 @@ SPREAD = (0.0, 0.1, -0.1, 0.2, -0.2, 0.05, -0.05, 0.15)
 def test_verdicts_on_levels_are_unpaired_and_in_doublings():
     high, low = ([5 + it for it in SPREAD], [3 + it for it in SPREAD])
     lines = told(doublings("a", *high), doublings("b", *reversed(low)), doublings("c", *low))
-    assert all(line.endswith(", more than 0.5 doublings.") for line in lines["Better"])
-    assert len(lines["Better"]) == 2
+    (better,) = lines["Better"]
+    assert better.startswith("a holds 2.00 [")
+    assert " more doublings of recall than b, " in better
+    assert better.endswith(" than c, more than 0.5 doublings.")
     assert lines["Equivalent"][0].startswith("b and c: ladder_recall ")
     assert lines["Equivalent"][0].endswith(", within 0.5 doublings.")
     assert lines["Noise floor"][0].endswith(" doublings.")
@@ -121,10 +124,11 @@ def test_two_at_the_ceiling_or_the_floor_are_not_separated(mean, where):
     lines = told(*rows)
     assert lines["Not separated"] == [f"Both are at the {where}: a and b in ladder_recall."]
     assert "Equivalent" not in lines
-    assert len(lines["Better"]) == 2
+    assert len(lines["Better"]) == 2 - (where == "floor")
     inputs = inputs_of([it for of in rows for it in of], ["a", "b", "c"], rank=["a", "b", "c"], reference="b")
-    [entry, *_] = summary(inputs.figures, inputs.verdicts).lines["a"]
-    assert entry_cell(entry).notes[-1] == f"at the {where} like b, not separated"
+    [first, *_] = score_table(summary(inputs.figures, inputs.verdicts)).lines
+    assert isinstance(first[1], TableCell)
+    assert first[1].notes == (f"at the {where}, not separated",)
 
 
 def test_limits_are_of_both_means():

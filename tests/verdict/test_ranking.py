@@ -99,11 +99,11 @@ def solving(**variants):
         (
             [0.99] * 12,
             (12, 12),
-            "are equivalent in symbol accuracy of copy at length 50, of seeds that solve it, within",
+            "are equivalent in symbols right of copy at length 50, of seeds that solve it, within",
         ),
-        ([0.9] + [0.99] * 11, (11, 12), "(11 and 12 of 12 solved)"),
-        ([0.05] + [0.99] * 11, (11, 12), "(11 and 12 of 12 solved)"),
-        ([0.05] * 12, (0, 12), "softmax is better than mine in symbol accuracy of copy at length 50: +0.94"),
+        ([0.9] + [0.99] * 11, (11, 12), "(11 and 12 of 12 seeds solved)"),
+        ([0.05] + [0.99] * 11, (11, 12), "(11 and 12 of 12 seeds solved)"),
+        ([0.05] * 12, (0, 12), "softmax copies 94.0 [93.0, 95.0] more of 100 symbols than mine at length 50"),
     ],
 )
 def test_a_verdict_on_accuracies_says_which_seeds_it_is_about(others, solved, said):
@@ -112,9 +112,9 @@ def test_a_verdict_on_accuracies_says_which_seeds_it_is_about(others, solved, sa
     assert verdict.pair.solved == solved
     assert said in words.verdict_sentence(verdict)
     if verdict.winner == "softmax":
-        assert "(12 and 0 of 12 solved)" in words.verdict_sentence(verdict)
+        assert "(12 and 0 of 12 seeds solved)" in words.verdict_sentence(verdict)
     lines = verdict_lines([verdict])
-    assert ("copy (seeds that solve it)" in str(lines)) == (solved == (12, 12))
+    assert ("seeds that solve it" in str(lines)) == (solved == (12, 12))
     assert words.of_seeds(verdict) == (", of seeds that solve it" if solved == (12, 12) else "")
 
 
@@ -139,23 +139,19 @@ def test_an_interval_that_ends_at_the_margin_but_for_rounding_is_not_beyond_it()
     assert dataclasses.replace(at_margin, low=0.0101, high=0.02).exceeds_margin
 
 
-def test_a_sentence_gives_the_better_ones_score_less_the_others_and_a_perplexity_against_the_reference():
+def test_a_sentence_begins_with_the_winner_and_says_by_how_much_it_is_ahead():
     worse = one(pair([-0.3 + 0.001 * seed for seed in range(10)]))
     assert worse.winner == "b"
-    assert "b is better than a in accuracy of copy: +0.29" in words.verdict_sentence(worse)
-    # Of perplexity it is the first's against the second's, which is the reference.
+    assert words.verdict_sentence(worse).startswith("b copies 29.55 [29.32, 29.77] more of 100 symbols than a, by more")
+    # 0.05 nats below are 4.88 % of the other's perplexity, whichever of the two is the reference.
     lower = one(pair([0.05, 0.051, 0.049, 0.0502], NATS))
-    # In percent of the second's, the reference's: 0.05 nats above it are 5.13 % of its perplexity, either way.
-    assert "b is better than a in perplexity of copy: a’s is 5.13 % [4.99, 5.27] higher," in words.verdict_sentence(
-        lower
-    )
+    assert words.verdict_sentence(lower).startswith("b has 4.88 % [4.76, 5.01] lower perplexity in copy than a, by")
     higher = one(pair([-0.05, -0.051, -0.049, -0.0502], NATS))
-    assert "a is better than b in perplexity of copy: 4.88 % [4.7" in words.verdict_sentence(higher)
-    assert words.difference(higher).endswith(" lower")
-    # 2 nats are 6.4 times the reference's perplexity, which is not 639 % less than anything.
+    assert words.verdict_sentence(higher).startswith("a has 4.88 % [4.76, 5.01] lower perplexity in copy than b, by")
+    assert words.difference(higher) == "-4.88 % [-5.01, -4.76]"
+    # No winner has more than 100 % less.
     far = one(pair([2.0, 2.01, 1.99, 2.002], NATS))
-    assert "a’s is 639 % [6" in words.verdict_sentence(far)
-    assert " higher" in words.verdict_sentence(far)
+    assert "b has 86.47 % [86.30, 86.65] lower" in words.verdict_sentence(far)
 
 
 def test_what_no_seed_number_within_reason_decides_says_so():

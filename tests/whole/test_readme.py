@@ -70,28 +70,29 @@ def test_no_page_explains_perplexity_by_decays_that_depend_on_the_input():
 def outcomes() -> dict[tuple[str, str], list[str]]:
     """Variants as the answer of the page of all mixers has them, by how they compare with softmax, and in what."""
     page, found = read("docs/results/mixers-h100/README.md"), {}
-    for evaluation, size, who, names in re.findall(
-        r"^- \w+: (Recall|Perplexity)(?:, (more|less|within) [^:]*)?: (.*? than|.*?(?:are|is)) (\w+ [-+]?\d.*)\.$",
-        page,
-        re.MULTILINE,
-    ):
-        outcome = {"softmax is better than": "worse", "better than softmax are": "better"}.get(who, "as good")
+    ending = r"(?:, (more|less) than (?:1|0\.01|matters)[^,]*)?"
+    lines = re.findall(rf"^- Better: ((\w+) (?:(recalls)|has) .*?){ending}\.$", page, re.MULTILINE)
+    for text, winner, recalls, size in lines:
+        if winner == "softmax":
+            names = re.findall(r" than (\w+)", text)
+        else:
+            names = [winner, *re.findall(r"(\w+) [\d.]+ (?:% )?\[", text.partition("; also ")[2])]
         by = {"more": " by more than 1 %", "less": " by less than 1 %"}.get(size, "")
-        found[outcome + by, evaluation] = re.findall(r"(\w+) [-+]?\d\S* (?:% )?\[", names)
-    return found
+        outcome = "worse" if winner == "softmax" else "better"
+        found.setdefault((outcome + by, "Recall" if recalls else "Perplexity"), []).extend(names)
+    alike = re.findall(r"^- Equivalent: (\w+).*: as good as softmax are (.*)\.$", page, re.MULTILINE)
+    return found | {("as good", name): re.findall(r"(\w+) [-+]?\d\S* (?:% )?\[", text) for name, text in alike}
 
 
 def test_the_verdicts_that_it_tells_are_those_of_the_published_pages():
     told = " ".join(section("Results").split())
-    battery, of = "battery-h100", ("perplexity", "accuracy of recall", "symbol accuracy of copy")
-    over_deltanet = "softmax is better than gated_deltanet"
-    for page, pair, metric, words in (
-        (battery, over_deltanet, of[2], "after at most 400 steps: by "),
-        ("bare-h100", over_deltanet, of[2], "softmax copies better by "),
-    ):
-        assert words + verdict(page, pair, metric) in told
+    battery = "battery-h100"
+    for page, words in ((battery, "after at most 400 steps: by "), ("bare-h100", "softmax copies better by ")):
+        percent = re.findall(r"\d+", verdict(page, "softmax copies", "more of 100 symbols than gated_deltanet"))
+        share, *ends = (f"{int(number) / 100:.2f}" for number in percent)
+        assert f"{words}{share} [{', '.join(ends)}]" in told
     first_screen = " ".join(README.partition("## Compare your mixer")[0].split())
-    lower = verdict(battery, over_deltanet, of[0])
+    lower = verdict(battery, "softmax has", "lower perplexity than gated_deltanet")
     assert f"softmax attention has {lower} lower perplexity than Gated DeltaNet" in first_screen
     assert "neither mixer is shown to be better in perplexity or recall" in told
     bare = read("docs/results/bare-h100/README.md")
@@ -104,12 +105,11 @@ def test_the_verdicts_that_it_tells_are_those_of_the_published_pages():
         assert "Control: softmax against itself under other seeds came out neither better nor worse" in said
 
 
-def verdict(page: str, pair: str, metric: str) -> str:
-    """The figure of a published verdict and its bounds, without signs: 0.49 % [0.15, 0.83]."""
+def verdict(page: str, winner: str, than: str) -> str:
+    """The figure of a published verdict and its bounds: 0.49 % [0.15, 0.83]."""
     verdicts = read(f"docs/results/{page}/README.md").partition("The verdicts in full:")[2]
-    shown = rf"^- {pair} in {metric} at .*?: (?:\w+’s is )?(\S+(?: %)? \[[^]]*\])"
-    [figures] = re.findall(shown, verdicts, re.MULTILINE)
-    return figures.replace("+", "")
+    [figures] = re.findall(rf"^- {winner} ([\d.]+(?: %)? \[[^]]*\]) {than} at ", verdicts, re.MULTILINE)
+    return figures
 
 
 def test_the_names_that_python_gets_are_of_attnbench_itself(root):

@@ -43,13 +43,55 @@ class Drawing:
     levels: Sequence[Datum] = ()
     """A dashed line below all other marks."""
     best: Sequence[Datum] = ()
-    """Named, and joined by dashed steps in order of cost; with `name`, `is_left` (its side) and `is_low` (above)."""
+    """Joined by dashed steps in order of cost."""
+    names: Sequence[Datum] = ()
+    """Names beside points, as `placed` has them."""
+    has_legend: bool = True
     missing: Mapping[str, Sequence[Datum]] = field(default_factory=dict)
     """Crosses above the plot, by label."""
     is_thin: bool = False
     """True for many lines, one per seed."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Titles of the entries of data that a tooltip shows."""
+
+
+NAME_HEIGHT, CHARACTER_WIDTH = 14, 6.6
+NAMED_WIDTH, NAMED_HEIGHT = 300, 250
+"""Size in pixels for which names are placed: that of a narrow page."""
+PLACES = (("left", 9, 4), ("right", -9, 4), ("center", 0, -11), ("center", 0, 19), ("left", 7, -9), ("right", -7, -9),
+          ("left", 7, 17), ("right", -7, 17))  # fmt: skip
+"""Alignment and distance of a name from its point, in order of preference."""
+
+
+def placed(points: Sequence[Datum], x: Axis, y: Axis) -> list[Datum]:
+    """Place the `name` of each point where it hides no point and no other name, or leave it out."""
+    centres = [(NAMED_WIDTH * _share(x, it["x"]), NAMED_HEIGHT * (1 - _share(y, it["value"]))) for it in points]
+    taken = [(left - 6, top - 6, left + 6, top + 6) for left, top in centres]
+    found = []
+    for point, (left, top) in zip(points, centres, strict=True):
+        width = CHARACTER_WIDTH * len(point["name"])
+        for align, dx, dy in PLACES:
+            begin = left + dx - {"left": 0.0, "center": width / 2, "right": width}[align]
+            box = begin, top + dy - NAME_HEIGHT + 3, begin + width, top + dy + 3
+            is_inside = box[0] >= -20 and box[2] <= NAMED_WIDTH + 24 and box[3] <= NAMED_HEIGHT + 6
+            own = (left - 6, top - 6, left + 6, top + 6)
+            if is_inside and not any(_overlap(box, other) for other in taken if other != own):
+                taken.append(box)
+                found.append({**point, "align": align, "dx": dx, "dy": dy})
+                break
+    return found
+
+
+def _share(axis: Axis, value: float) -> float:
+    assert axis.domain is not None
+    low, high = axis.domain
+    if axis.is_logarithmic:
+        low, high, value = math.log(low), math.log(high), math.log(value)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def value_axis(means: Sequence[float], ends: Sequence[float] = (), title: str | None = None) -> Axis:

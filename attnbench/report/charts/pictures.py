@@ -8,7 +8,6 @@ from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, v
 from attnbench.report.charts.plots import Plot, chance_text, describe, missing_text, share
 from attnbench.report.charts.vega import draw, draw_bars
 from attnbench.report.sections import words
-from attnbench.results.numbers import format_interval
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.seeds import Figure
@@ -42,7 +41,7 @@ def _single(figure: Figure | None) -> str | TableCell:
 def _drawing(plot: Plot) -> Drawing:
     with_mean = [figure for figure in plot.figures if figure.mean is not None]
     means = [figure.mean for figure in with_mean if figure.mean is not None]
-    ends = [end for figure in with_mean for end in (figure.low, figure.high) if end is not None]
+    ends = [end for figure in with_mean for end in ends_of(figure)]
     is_share = "accuracy" in plot.metric or bool(plot.chance())
     y = Axis(domain=(0, 1)) if is_share else value_axis(means, ends)
     names, title = [str(value) for value in plot.positions], words.axis_name(plot.axis)
@@ -59,6 +58,7 @@ def _drawing(plot: Plot) -> Drawing:
         y=y,
         points=points,
         lines=points,
+        dots=[it for figure in with_mean for it in seed_dots(figure, _shown(plot, plot.position(figure)), least)],
         missing=missing,
         levels=[{"x": _shown(plot, at), "value": levels[at]} for at in plot.positions if at in levels],
         words={
@@ -96,17 +96,36 @@ def _datum(plot: Plot, figure: Figure, least: float | None = None) -> Datum:
         **figure_words(figure),
     }
     if figure.mean is not None:
-        low = figure.mean if figure.low is None else figure.low
-        datum |= {"value": figure.mean, "low": low if least is None else max(low, least)}
-        datum |= {"high": figure.mean if figure.high is None else figure.high}
+        low, high = bounds(figure)
+        datum |= {"value": figure.mean, "low": low if least is None else max(low, least), "high": high}
     return datum
+
+
+def bounds(figure: Figure) -> tuple[float, float]:
+    """Return the interval that is drawn; that of a figure whose seeds are dots is its mean."""
+    assert figure.mean is not None
+    if figure.has_range or figure.low is None or figure.high is None:
+        return figure.mean, figure.mean
+    return figure.low, figure.high
+
+
+def ends_of(figure: Figure) -> Sequence[float]:
+    """Return the ends of what is drawn of a figure: of its seeds or of its interval."""
+    return figure.range if figure.has_range else bounds(figure)
+
+
+def seed_dots(figure: Figure, x: Any, least: float | None = None) -> list[Datum]:
+    if not figure.has_range:
+        return []
+    values = figure.values.values()
+    return [{"variant": figure.label, "x": x, "value": it} for it in values if least is None or it >= least]
 
 
 def figure_words(figure: Figure) -> dict[str, str]:
     num_seeds = sum(figure.statuses.values())
     return {
         "text": words.outcome(figure),
-        "interval": format_interval(figure.low, figure.high) or NOTHING,
+        "interval": figure.spread.strip("()") or NOTHING,
         "seeds": f"{len(figure.values)} of {num_seeds}",
     }
 

@@ -21,11 +21,6 @@ LEGEND_LIMIT = 150
 ONE_CALL = Lock()
 """Held during a call of the chart engine."""
 
-OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Colours that differ for all common kinds of colour vision; shapes and dashes also differ."""
-
-OKABE_ITO_ON_DARK = ("#4DA6DB", "#EE7A33", "#1BBF92", "#DB93BA", "#E69F00", "#8CCBF2")
-
 PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
 """Colours of the parts of a whole, in order; light enough for dark text on any page."""
 
@@ -51,7 +46,6 @@ def config(*, dark: bool) -> dict[str, Any]:
         "rule": {"color": muted},
         "text": {"color": ink},
         "range": {
-            "category": list(OKABE_ITO_ON_DARK if dark else OKABE_ITO),
             "ordinal": list(PARTS_ON_DARK if dark else PARTS),
         },
         "axis": {

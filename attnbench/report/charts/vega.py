@@ -5,13 +5,14 @@ data and never as part of an expression. Channels are given as altair's classes:
 Nothing is validated: it takes longer than all else, and tests/report validate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
+from attnbench.report.charts.looks import Look, looks
 from attnbench.report.charts.marks import Axis, Datum, Drawing
 from attnbench.settings.escape import printable
 
@@ -35,8 +36,6 @@ OF_EVERY_OBJECT = (
     *("hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf"),
 )
 
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "triangle-left")
-DASHES = ([1, 0], [6, 3], [2, 2], [9, 3, 2, 3], [4, 1], [12, 4], [1, 3])
 CROSS_HEIGHT = 14
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
@@ -74,8 +73,9 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
         .mark_point(filled=True, size=64, opacity=1)
         .encode(shape=style.shape, opacity=style.faded(1.0), tooltip=tooltip),
     }
-    data = {name: list(getattr(drawing, name)) for name in ("levels", "best", "lines", "dots", "rings", "points")}
-    data_of = {"bars": "points", "steps": "best", "names": "best"}
+    kinds = ("levels", "best", "names", "lines", "dots", "rings", "points")
+    data = {name: list(getattr(drawing, name)) for name in kinds}
+    data_of = {"bars": "points", "steps": "best"}
     kept = [layer for name, layer in layers.items() if data[data_of.get(name, name)]]
     # The top layer takes clicks on the legend; crosses follow, for points without a number.
     top = max(len(kept) - 1, 0)
@@ -90,11 +90,8 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> dict[str, Any]:
 
 
 def _names(x: alt.X, y: alt.Y) -> alt.Chart:
-    mark = alt.Chart(alt.NamedData("best")).mark_text(
-        fontSize=13,
-        align=alt.ExprRef("datum.is_left ? 'right' : 'left'"),
-        dx=alt.ExprRef("datum.is_left ? -9 : 9"),
-        dy=alt.ExprRef("datum.is_low ? -12 : 14"),
+    mark = alt.Chart(alt.NamedData("names")).mark_text(
+        fontSize=12, align=alt.ExprRef("datum.align"), dx=alt.ExprRef("datum.dx"), dy=alt.ExprRef("datum.dy")
     )
     return mark.encode(x=x, y=y, text=alt.Text("name:N"))
 
@@ -123,22 +120,32 @@ def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str
 
 @debug_mode(False)
 def draw_bounds(
-    values: Sequence[Datum], description: str, *, gap: int = 28, level: float | None = None
+    values: Sequence[Datum],
+    description: str,
+    *,
+    gap: int = 28,
+    level: float | None = None,
+    variants: Sequence[str] = (),
+    title: str | None = None,
 ) -> dict[str, Any]:
-    """Draw a line per figure: its bounds, its value, and a tick at each limit.
+    """Draw a line per figure: its bounds, its value, a dot for each seed, and a tick at each limit.
 
     Args:
         values: `variant` (the label, with LINE_END between lines), `value`, `low`, `high`, `text`; for limits `variant`
-        and `limit`.
+        and `limit`; for seeds `variant` and `dot`.
         gap: pixels between two labels.
         level: position of a dashed line.
+        variants: those of the report, for the colours of labels that are variants.
     """
     order = list(dict.fromkeys(value["variant"] for value in values))
     lines = [line for variant in order for line in variant.split(LINE_END)]
     labels = {"labelFontSize": 13, "labelLimit": 360, "labelExpr": f"split(datum.label, '{LINE_END}')"}
     # Reserve the label's width: a browser's font may be wider than the one used for the layout.
     names = alt.Axis(title=None, domain=False, ticks=False, minExtent=CHARACTER_WIDTH * max(map(len, lines)), **labels)
-    y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=None, tickCount=5)
+    y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=title, tickCount=5)
+    colours = {name: look.colour for name, look in looks(variants).items() if name in order}
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    color = alt.Color("variant:N", scale=scale, legend=None) if {*order} <= {*colours} else alt.Undefined
     tooltip = [alt.Tooltip("variant:N", title="figure"), alt.Tooltip("text:N", title="with its bounds")]
     base = alt.Chart(alt.NamedData("figures")).encode(y=y)
     limits = alt.Chart(alt.NamedData("limits")).encode(y=y, x=alt.X("limit:Q", axis=number))
@@ -146,18 +153,23 @@ def draw_bounds(
     layers = [
         *([levels] if level is not None else []),
         base.mark_rule(strokeWidth=2).encode(
-            x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False, padding=8)), x2=alt.X2("high:Q")
+            x=alt.X("low:Q", axis=number, scale=alt.Scale(zero=False, padding=8)), x2=alt.X2("high:Q"), color=color
         ),
-        base.mark_point(filled=True, size=80, opacity=1).encode(x=alt.X("value:Q"), tooltip=tooltip),
+        alt.Chart(alt.NamedData("dots"))
+        .mark_point(filled=True, size=44, opacity=0.55)
+        .encode(y=y, x=alt.X("dot:Q", axis=number), color=color),
+        base.mark_point(filled=True, size=80, opacity=1).encode(x=alt.X("value:Q"), tooltip=tooltip, color=color),
         limits.mark_tick(thickness=3, size=min(26, 14 + gap), color="#D55E00"),
     ]
     data = {
         "levels": [{"level": level}] if level is not None else [],
         "figures": [value for value in values if "value" in value],
+        "dots": [value for value in values if "dot" in value],
         "limits": [value for value in values if "limit" in value],
     }
+    kept = [layer for layer in layers if data[layer.data.name]]
     num_lines = max(variant.count(LINE_END) + 1 for variant in order)
-    return _specification(layers, data, height=(gap + 16 * num_lines) * len(order) + 16, description=description)
+    return _specification(kept, data, height=(gap + 16 * num_lines) * len(order) + 16, description=description)
 
 
 def _specification(
@@ -203,8 +215,10 @@ class Style:
 
 
 def _style(drawing: Drawing, variants: Sequence[str]) -> Style:
-    def cycled(choices: Sequence[Any]) -> list[Any]:
-        return [choices[index % len(choices)] for index in range(len(variants))]
+    shown_as = looks(variants)
+
+    def each(choose: Callable[[Look], Any]) -> list[Any]:
+        return [choose(shown_as[name]) for name in variants]
 
     # A variant with several names is shown with all of them.
     shown = [drawing.labels[name] for name in variants if name in drawing.labels]
@@ -214,12 +228,16 @@ def _style(drawing: Drawing, variants: Sequence[str]) -> Style:
     legend = alt.Legend(title=None, orient="top", values=shown, symbolStrokeWidth=0, symbolOpacity=1, offset=offset)
     if not drawing.points:
         legend = alt.Legend(title=None, orient="top", values=shown, offset=offset, symbolType="stroke", symbolSize=300)
-    # Ranges of colours are in the configuration, which depends on the page; the domain orders the variants.
+    if not drawing.has_legend:
+        legend = None
+    # A page in dark colours replaces these by its own (page.js).
     return Style(
-        picked=alt.selection_point(name=PICKED, fields=["variant"], bind="legend"),
-        color=alt.Color("variant:N", scale=alt.Scale(domain=domain), legend=legend),
-        shape=alt.Shape("variant:N", scale=alt.Scale(domain=domain, range=cycled(SHAPES)), legend=legend),
-        dash=alt.StrokeDash("variant:N", scale=alt.Scale(domain=domain, range=cycled(DASHES)), legend=legend),
+        picked=alt.selection_point(
+            name=PICKED, fields=["variant"], bind="legend" if drawing.has_legend else alt.Undefined
+        ),
+        color=alt.Color("variant:N", scale=alt.Scale(domain=domain, range=each(lambda it: it.colour)), legend=legend),
+        shape=alt.Shape("variant:N", scale=alt.Scale(domain=domain, range=each(lambda it: it.shape)), legend=legend),
+        dash=alt.StrokeDash("variant:N", scale=alt.Scale(domain=domain, range=each(lambda it: it.dash)), legend=legend),
     )
 
 

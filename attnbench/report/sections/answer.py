@@ -37,9 +37,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
     described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
-    is_undirected = not protocol.rank and len(protocol.variants) > MAX_PAIRED
-    why = NO_PRIMARY if not inputs.primaries else NO_REFERENCE.format(MAX_PAIRED) if is_undirected else NOT_SCORED
-    unscored = {} if protocol.descriptive else {"No verdict": [why]}
+    unscored = {} if protocol.descriptive else {"No verdict": [unscored_reason(inputs)]}
     lines = {
         **corpora_lines(verdicts),
         **(verdict_lines(verdicts) if verdicts else unscored),
@@ -52,6 +50,12 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     }
     told = unfinished | (described if protocol.factors else lines)
     return {term: sentences for term, sentences in told.items() if sentences}
+
+
+def unscored_reason(inputs: "Inputs") -> str:
+    """Say why there are no verdicts."""
+    is_undirected = not inputs.protocol.rank and len(inputs.protocol.variants) > MAX_PAIRED
+    return NO_PRIMARY if not inputs.primaries else NO_REFERENCE.format(MAX_PAIRED) if is_undirected else NOT_SCORED
 
 
 def sentences(inputs: "Inputs") -> list[str]:

@@ -1,53 +1,129 @@
 """Charts of the differences between variants and the reference, with intervals."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import Datum
+from attnbench.report.charts.pictures import bounds, seed_dots
 from attnbench.report.charts.vega import draw_bounds
 from attnbench.report.sections import words
+from attnbench.results.metrics import Primary
 from attnbench.results.numbers import percent_of_nats, without_rounding
 from attnbench.verdict.axes import grouped
+from attnbench.verdict.family import primary_figures
 from attnbench.verdict.ranking import Verdict, common_reference
+from attnbench.verdict.seeds import Figure
 
-FEWEST = 3
-"""Fewest variants, without the reference, for a chart."""
+USUAL = ("split", "checkpoint", "context")
+
+FEWEST = 1
+"""Fewest variants, without the one that they are compared with, for a chart."""
 
 GAP = 8
 
+ABOUT = (
+    "A line is the interval of a variant’s difference at its Holm level; it excludes 0, the dashed line, if one of "
+    "the two is better. The upright ticks are the margin within which two are equivalent, which is tested "
+    "separately."
+)
 
-def difference_section(verdicts: Sequence[Verdict]) -> Section | None:
+
+def difference_section(
+    verdicts: Sequence[Verdict], variants: Sequence[str] = (), *, without: Collection[str] = ()
+) -> Section | None:
+    """Draw the differences of each evaluation, but for the pictures `without`."""
+    by_evaluation = grouped(verdicts, lambda it: it.pair.evaluation)
+    pictures = [picture for group in by_evaluation.values() if (picture := difference_picture(group, variants))]
+    shown = [picture for picture in pictures if picture.name not in without]
     reference = common_reference(verdicts)
-    if reference is None:
-        return None
+    title = f"Differences from {reference}" if reference is not None else "Differences from the best"
+    return Section(title=title, blocks=[Note(ABOUT), Pictures(shown)]) if shown else None
+
+
+def difference_picture(verdicts: Sequence[Verdict], variants: Sequence[str]) -> Picture | None:
+    """Draw the differences of one evaluation, from the reference or, if all pairs are compared, from the best."""
+    found = [it for it in verdicts if it.difference is not None]
+    base = common_reference(verdicts) or _best(found)
+    turned = [_turned(it) if it.pair.first == base else it for it in found if base in (it.pair.first, it.pair.second)]
     # Infinite differences are in the sentences only.
-    drawn = [it for it in verdicts if it.difference is not None and all(map(math.isfinite, _ends(it)))]
-    by_evaluation = grouped(drawn, lambda it: it.pair.evaluation)
-    shown = [_picture(reference, group) for group in by_evaluation.values() if len(group) >= FEWEST]
-    about = (
-        "A line is the interval of a variant’s difference at its Holm level; it excludes 0, the dashed line, if one of "
-        "the two is better. The upright ticks are the margin within which two are equivalent, which is tested "
-        "separately."
+    drawn = [it for it in turned if all(map(math.isfinite, _ends(it)))]
+    return _picture(base, drawn, variants) if base is not None and len(drawn) >= FEWEST else None
+
+
+def _best(verdicts: Sequence[Verdict]) -> str | None:
+    """Return the variant that is ahead of most others by its mean."""
+    ahead: Counter[str] = Counter()
+    for it in verdicts:
+        is_first = ((it.difference or 0.0) > 0) == it.pair.primary.higher_is_better
+        ahead[it.pair.first if is_first else it.pair.second] += 1
+    return max(ahead, key=ahead.__getitem__, default=None)
+
+
+def _turned(verdict: Verdict) -> Verdict:
+    """Return the verdict on the second variant against the first."""
+    pair = verdict.pair
+    assert verdict.difference is not None
+    assert verdict.low is not None
+    assert verdict.high is not None
+    return replace(
+        verdict,
+        pair=replace(pair, first=pair.second, second=pair.first),
+        outcome={"better": "worse", "worse": "better"}.get(verdict.outcome, verdict.outcome),
+        difference=-verdict.difference,
+        low=-verdict.high,
+        high=-verdict.low,
     )
-    title = f"Differences from {reference}"
-    return Section(title=title, blocks=[Note(about), Pictures(shown)]) if shown else None
 
 
-def _picture(reference: str, verdicts: Sequence[Verdict]) -> Picture:
+def _picture(base: str, verdicts: Sequence[Verdict], variants: Sequence[str]) -> Picture:
     primary, evaluation = verdicts[0].pair.primary, verdicts[0].pair.evaluation
     is_nats = primary.kind == "nats"
     # The best variant comes first.
     ordered = sorted(verdicts, key=lambda it: without_rounding(it.difference or 0.0) * (1 if is_nats else -1))
     metric = "perplexity" if is_nats else words.metric_name(primary.metric)
-    title = f"{words.heading(evaluation)}: {metric} less {reference}’s{', %' if is_nats else ''}"
+    title = f"{words.heading(evaluation)}: {metric} less {base}’s{', %' if is_nats else ''}"
     description = " ".join(words.verdict_sentence(verdict) for verdict in ordered)
+    data = [datum for it in ordered for datum in _data(it)]
+    place = words.where({name: value for name, value in verdicts[0].pair.settings.items() if name not in USUAL})
     return Picture(
         name=file_name("differences", evaluation),
         title=title,
-        spec=draw_bounds([datum for it in ordered for datum in _data(it)], description, gap=GAP, level=0.0),
+        spec=draw_bounds(data, description, gap=GAP, level=0.0, variants=variants),
         description=description,
-        legend=words.where({name: value for name, value in verdicts[0].pair.settings.items() if name != "split"}),
+        legend="; ".join(filter(None, (place, "← better" if is_nats else "better →"))),
+    )
+
+
+def seed_picture(
+    evaluation: str, primary: Primary, figures: Sequence[Figure], variants: Sequence[str]
+) -> Picture | None:
+    """Draw the scores of an evaluation that is not tested: a dot for each seed, and their mean."""
+    of_it = [figure for figure in figures if figure.evaluation == evaluation]
+    shown_metric = "perplexity" if primary.kind == "nats" else primary.metric
+    shown = replace(primary, metric=shown_metric)
+    scores = [*primary_figures(of_it, shown, [figure.variant for figure in of_it]).values()]
+    drawn = words.by_mean([it for it in scores if it.mean is not None], descending=primary.higher_is_better)
+    if not drawn:
+        return None
+    name = words.score_name(evaluation, shown_metric).removesuffix(" (%)")
+    place = words.where({name: value for name, value in drawn[0].settings.items() if name not in USUAL})
+    data: list[Datum] = []
+    for it in drawn:
+        low, high = bounds(it)
+        data.append({"variant": it.variant, "value": it.mean, "low": low, "high": high, "text": words.outcome(it)})
+        data += [{"variant": it.variant, "dot": dot["value"]} for dot in seed_dots(it, 0)]
+    description = f"{name}: {'; '.join(f'{it.label} {words.outcome(it)}' for it in drawn)}."
+    of_seeds = "a small dot is a seed, a large one their mean" if any(it.has_range for it in drawn) else ""
+    better = "better →" if primary.higher_is_better else "← better"
+    return Picture(
+        name=file_name("seeds", evaluation),
+        title=words.capitalized(name),
+        spec=draw_bounds(data, description, gap=GAP, variants=variants),
+        description=description,
+        legend="; ".join(filter(None, (place, of_seeds, better))),
     )
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from attnbench.report.blocks import Block, Folded, Note, Pictures, Section
+from attnbench.report.blocks import Block, Examples, Folded, Note, Pictures, Section
 from attnbench.report.charts.pictures import picture, table_of_singles
 from attnbench.report.charts.plots import plots_of
 from attnbench.report.inputs import Protocol, about
 from attnbench.report.sections import words
+from attnbench.report.sections.examples import examples
+from attnbench.report.sections.scores import outcome_of
 from attnbench.results.corpora import has_authors
 from attnbench.results.metrics import AXES, DEFINITIONS
 from attnbench.results.numbers import format_interval, format_within
@@ -14,7 +16,7 @@ from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import Figure, same_models, sittings_lead
-from attnbench.verdict.summary import Column, Entry, headline_columns
+from attnbench.verdict.summary import headline_columns
 
 POSITION = "position_bucket"
 
@@ -39,12 +41,13 @@ def evaluation_section(
     # Positions in the window have a section of their own.
     plots = [plot for plot in plots_of(figures, described.plots) if plot.axis != POSITION]
     singles = [plot for plot in plots if len(plot.positions) == 1 and not plot.is_whole]
-    shown = [plot for plot in plots if plot not in singles]
+    drawn = [plot for plot in plots if plot not in singles]
     blocks: list[Block] = sittings_note(sittings_lead((words.metric_name(it.metric, it.unit), it) for it in figures))
     if not verdicts and (columns := headline_columns(figures, evaluation)):
         blocks.append(Note(words.plain_answer(figures, columns[0]), kind="lead"))
     blocks += [Note(words.capitalized(described.purpose), kind="about")] if described.purpose else []
-    blocks += [Pictures([picture(plot, variants) for plot in shown])] if shown else []
+    blocks += [Examples(shown)] if (shown := examples(described.example)) else []
+    blocks += [Pictures([picture(plot, variants) for plot in drawn])] if drawn else []
     blocks += [table_of_singles(singles)] if singles else []
     blocks += _details(figures, is_open=not plots)
     blocks += [_comparisons(verdicts)] if verdicts else []
@@ -95,35 +98,13 @@ def summary_notes(protocol: Protocol) -> list[Note]:
     return [Note(f"{HOW_JUDGED} {HOW_INTERVALS}"), *([Note(" ".join(parts))] if parts else [])]
 
 
-def score_name(column: Column) -> str:
-    return words.capitalized(words.metric_name(column.metric, column.unit))
-
-
-def score_place(column: Column) -> str:
-    skipped = ("split", "checkpoint", "chance")
-    return words.where({name: value for name, value in column.settings.items() if name not in skipped})
-
-
-def entry_cell(entry: Entry) -> TableCell:
-    figure = entry.figure
-    if figure is None:
-        return TableCell(text=entry.text)
-    is_lost = figure.mean is None
-    outcome = "" if entry.verdict is None else _outcome(entry.verdict)
-    mark = "best" if entry.is_best else "lost" if is_lost else ""
-    return TableCell(text=entry.text, notes=(entry.spread, figure.without, outcome), mark=mark)
-
-
 def _outcome(verdict: Verdict) -> str:
     if verdict.pair.limit:
         return f"at the {verdict.pair.limit} like {verdict.pair.second}, not separated"
+    text = outcome_of(verdict)
     if verdict.winner is not None:
-        return f"{verdict.outcome} than {verdict.pair.second}"
-    return (
-        f"equivalent to {verdict.pair.second}{words.of_seeds(verdict)}"
-        if verdict.is_equivalent
-        else "undecided" * (verdict.outcome != "none")
-    )
+        return f"{text} than {verdict.pair.second}"
+    return f"{text} to {verdict.pair.second}{words.of_seeds(verdict)}" if verdict.is_equivalent else text
 
 
 def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:

@@ -1,18 +1,16 @@
 """Charts of scores against costs: accuracies against bytes of state, losses also against time per training step."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Section, file_name
-from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, round_numbers, value_axis
-from attnbench.report.charts.pictures import figure_words, labels_of
+from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, placed, round_numbers, value_axis
+from attnbench.report.charts.pictures import bounds, ends_of, figure_words, labels_of, seed_dots
 from attnbench.report.charts.vega import draw
 from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
-from attnbench.results.numbers import format_interval
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
 from attnbench.results.tables import Table
 from attnbench.verdict.costs import WIDTH, Priced, cost_metrics, frontier, priced, widths_of
@@ -22,15 +20,29 @@ WINDOW = "window"
 """Option of a mixer with a window of positions, which determines its state size."""
 
 
-LOW = 0.1
-"""Accuracy below which a name below its point would be on the axis."""
-
-NAMED = "named: the most for its bytes, by means"
+STEPS = "dashed: the most for its bytes, by means"
 
 
 def tradeoffs(
-    rows: Sequence[ResultRow], figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
+    rows: Sequence[ResultRow],
+    figures: Sequence[Figure],
+    primaries: Mapping[str, Primary],
+    variants: Sequence[str],
+    *,
+    without: Collection[str] = (),
 ) -> Section | None:
+    """Draw all but the pictures `without`."""
+    drawn, tables = cost_pictures(rows, figures, primaries, variants)
+    pictures = [picture for picture in drawn if picture.name not in without]
+    about = "Up is better for accuracies, down for losses; left is cheaper."
+    blocks = [Note(about), *([Pictures(pictures)] if pictures else []), *tables]
+    return Section(title="What a score costs", blocks=blocks) if pictures or tables else None
+
+
+def cost_pictures(
+    rows: Sequence[ResultRow], figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
+) -> tuple[list[Picture], list[Block]]:
+    """Return the charts, and tables or notes on what has none."""
     pictures: list[Picture] = []
     tables: list[Block] = []
     curves = _windows(rows)
@@ -46,9 +58,7 @@ def tradeoffs(
                 pictures.append(_picture(name, evaluation, points, best, curves, variants))
             elif len(points) > 1:
                 tables.append(_table(evaluation, points))
-    about = "Up is better for accuracies, down for losses; left is cheaper."
-    blocks = [Note(about), *([Pictures(pictures)] if pictures else []), *tables]
-    return Section(title="What a score costs", blocks=blocks) if pictures or tables else None
+    return pictures, tables
 
 
 def _windows(rows: Sequence[ResultRow]) -> dict[tuple[str, str], str]:
@@ -89,7 +99,7 @@ def _picture(
 ) -> Picture:
     widths, scores = widths_of(points), [point.score for point in points]
     data = [_datum(point) | ({"width": f"{point.score.settings.get(WIDTH)}"} if widths else {}) for point in points]
-    ends = [end for score in scores for end in (score.low, score.high) if end is not None]
+    ends = [end for score in scores for end in ends_of(score)]
     is_share = scores[0].metric.endswith("accuracy")
     cost = points[0].cost.metric
     title = {"state_bytes": "bytes of state a sequence", "step_milliseconds": "milliseconds a step"}[cost]
@@ -107,22 +117,23 @@ def _picture(
     at_width = [f"at width {datum['width']} " if widths else "" for datum in data]
     described = [f"{d['variant']} {at}{d['text']} at {d['cost']}" for d, at in zip(data, at_width, strict=True)]
     x = _cost_axis([point.price for point in points], title)
+    y = Axis(domain=(0, 1)) if is_share else value_axis([point.value for point in points], ends)
+    at = (f", {point.score.settings.get(WIDTH)}" if widths else "" for point in points)
+    named = [{**datum, "name": f"{datum['variant']}{width}"} for datum, width in zip(data, at, strict=True)]
+    # The best ones have their names first.
+    is_best = [point in best for point in points]
+    order = sorted(range(len(points)), key=lambda index: not is_best[index])
+    names = placed([named[index] for index in order], x, y)
     drawing = Drawing(
         description=f"{_title(evaluation, points)}: {'; '.join(described)}.",
         labels=labels_of(scores),
         x=x,
-        y=Axis(domain=(0, 1)) if is_share else value_axis([point.value for point in points], ends),
+        y=y,
         points=data,
-        best=[
-            {
-                **datum,
-                "name": f"{datum['variant']}{f', {width}' if widths else ''}",
-                "is_left": _is_right(x, it.price),
-                "is_low": it.value < LOW,
-            }
-            for datum, it, width in zip(data, points, (it.score.settings.get(WIDTH) for it in points), strict=True)
-            if it in best
-        ],
+        dots=[dot for point in points for dot in seed_dots(point.score, point.price)],
+        best=[datum for datum, it in zip(data, is_best, strict=True) if it],
+        names=names,
+        has_legend=len(names) < len(points),
         lines=[datum | {"variant": first[datum["line"]]} for datum in lines],
         words={
             "variant": "variant",
@@ -137,7 +148,7 @@ def _picture(
         title=_title(evaluation, points),
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend="; ".join(filter(None, (_place(points), joined, NAMED if best else ""))),
+        legend="; ".join(filter(None, (_place(points), joined, STEPS if len(best) > 1 else ""))),
     )
 
 
@@ -148,20 +159,13 @@ def _cost_axis(costs: Sequence[float], title: str) -> Axis:
     return Axis(title=title, domain=domain, is_logarithmic=True, is_short=True, ticks=round_numbers(*domain))
 
 
-def _is_right(axis: Axis, position: float) -> bool:
-    assert axis.domain is not None
-    low, high = axis.domain
-    return position > (math.sqrt(low * high) if axis.is_logarithmic else (low + high) / 2)
-
-
 def _datum(point: Priced) -> Datum:
     score = point.score
     return {
         "variant": score.label,
         "x": point.price,
         "value": point.value,
-        "low": point.value if score.low is None else score.low,
-        "high": point.value if score.high is None else score.high,
+        **dict(zip(("low", "high"), bounds(score), strict=True)),
         "cost": words.outcome(point.cost),
         **figure_words(score),
     }
@@ -170,8 +174,7 @@ def _datum(point: Priced) -> Datum:
 def _table(evaluation: str, points: Sequence[Priced]) -> Table:
     score, cost = points[0].score, points[0].cost
     lines = [
-        [it.score.label, words.outcome(it.score), format_interval(it.score.low, it.score.high), words.outcome(it.cost)]
-        for it in points
+        [it.score.label, words.outcome(it.score), it.score.spread.strip("()"), words.outcome(it.cost)] for it in points
     ]
     headers = ["Variant", *(words.capitalized(words.metric_name(f.metric)) for f in (score, cost))]
     headers.insert(2, words.interval_name([score]))

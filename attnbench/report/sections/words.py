@@ -11,16 +11,54 @@ from attnbench.results.rows import TRAINING, Identity
 from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import PER_RUN, is_chance
 from attnbench.verdict.ranking import Noise, Verdict
-from attnbench.verdict.seeds import Figure, sittings_lead
+from attnbench.verdict.seeds import Figure, is_accuracy, sittings_lead
 from attnbench.verdict.summary import Column
 
 NAMES = {
     "steps_to_95": "steps to 95 %",
+    "samples_to_95": "training sequences to 95 %",
     "forward_flops_per_token": "forward FLOPs per token",
     "achieved_tflops": "achieved TFLOP/s",
     "part_share": "share of a step's time",
+    "symbol_accuracy": "symbols right",
+    "string_accuracy": "whole strings right",
+    "macro_accuracy": "accuracy, mean of symbols",
+    "mean_accuracy": "accuracy, mean of cells",
+    "doublings": "doublings held",
+    "largest_held": "largest level held",
+    "pairs_per_kib": "pairs recalled per KiB of state",
+    "selection": "validation accuracy",
+    "solved": "seeds that solve it",
+    "nats_per_character": "nats per character",
+    "growth_exponent": "exponent of memory's growth",
+    "ceiling_fraction": "share of the device's peak",
+    "roofline_fraction": "share of the roofline",
+    "peak_memory_mib": "peak memory (MiB)",
+    "training_peak_mib": "training memory (MiB)",
+    "forward_peak_mib": "forward memory (MiB)",
+    "step_milliseconds": "training step (ms)",
+    "tokens_per_second": "tokens/s",
+    "generator_tokens_per_second": "generated tokens/s",
+    "prefill_tokens_per_second": "prefill tokens/s",
+    "decode_tokens_per_second": "decoded tokens/s",
+    "state_bytes": "state (bytes)",
+    "train_seconds": "training time (s)",
 }
-AXES = {"position_bucket": "position in the window"}
+SCORES = {
+    ("training", "tokens_per_second"): "tokens/s of the training",
+    ("recall", "accuracy"): "pairs recalled",
+    ("copy", "symbol_accuracy"): "symbols copied",
+    ("copy", "string_accuracy"): "whole strings copied",
+    ("state_tracking", "accuracy"): "states tracked",
+    ("needle", "accuracy"): "values found",
+}
+"""Names of scores by evaluation and metric; where there is none, the evaluation's and the metric's."""
+AXES = {
+    "position_bucket": "position in the window",
+    "num_pairs": "pairs",
+    "beyond_training": "longer than trained",
+    "training_lengths": "times the trained length",
+}
 UNITS_IN_NAMES = {"_mib": " (MiB)", "_milliseconds": " time (ms)", "_seconds": " time (s)", "_bytes": " (bytes)"}
 USUAL = {"split": "test", "checkpoint": "best"}
 
@@ -36,6 +74,16 @@ def metric_name(metric: str, unit: str = "") -> str:
     return name if unit in ("", "1") or "_per_" in metric else f"{name} ({unit})"
 
 
+def score_name(evaluation: str, metric: str, unit: str = "") -> str:
+    """Name a score with its evaluation and unit: "pairs recalled (%)", "echo accuracy (%)", "tokens/s"."""
+    name, corpus = split_name(evaluation)
+    shown = SCORES.get((name, metric))
+    if shown is None:
+        is_plain = not is_accuracy(metric) and metric != "doublings"
+        shown = metric_name(metric, unit) if is_plain else f"{heading(name)}: {metric_name(metric)}"
+    return on_corpus(f"{shown} (%)" if is_accuracy(metric) else shown, corpus)
+
+
 def heading(evaluation: str) -> str:
     return capitalized(evaluation.replace("_", " "))
 
@@ -43,6 +91,15 @@ def heading(evaluation: str) -> str:
 def task(evaluation: str) -> str:
     name, corpus = split_name(evaluation)
     return on_corpus("Language model", corpus) if name == TRAINING else heading(evaluation)
+
+
+CORPORA = {"embedded": "the text of Python’s help()", "wikitext2-v1": "WikiText-2", "wikitext103-v1": "WikiText-103"}
+
+
+def corpus_name(label: str) -> str:
+    """Name a corpus by its label: "wikitext2-v1:bpe-4096@ab12" is "WikiText-2 (bpe-4096)"."""
+    name, _, tokenizer = label.rpartition("@")[0].partition(":")
+    return CORPORA.get(name, name) + f" ({tokenizer})" * bool(tokenizer)
 
 
 def axis_name(axis: str) -> str:
@@ -80,6 +137,8 @@ def _setting(name: str, value: Any) -> str:
 
 
 def interval_name(figures: Sequence[Figure]) -> str:
+    if any(figure.has_range for figure in figures):
+        return "lowest and highest seed"
     return "95 % interval" if any(len(figure.values) > 1 for figure in figures) else "the measurement's own interval"
 
 
@@ -125,9 +184,61 @@ def symbols(identities: Iterable[Identity]) -> str:
     return units.pop() if len(units) == 1 else "tokens"
 
 
+ACTS = {
+    "recall": ("recalls", "pairs"),
+    "copy": ("copies", "symbols"),
+    "state_tracking": ("tracks", "states"),
+    "needle": ("finds", "values"),
+}
+"""Verb and object of an evaluation whose score is a share."""
+
+
+def advantage(verdict: Verdict) -> tuple[str, str, str]:
+    """Return how far the winner is ahead in three parts: "has", "12.9 % [10.9, 14.8]", "lower perplexity"."""
+    pair = verdict.pair
+    name, corpus = split_name(pair.evaluation)
+    ahead, low, high = _ends(verdict)
+    if pair.primary.kind == "nats":
+        # Relative to the loser's perplexity.
+        ahead, low, high = (-percent_of_nats(-end) for end in (ahead, low, high))
+        amount = f"{format_within(ahead, low, high)} % {format_interval(low, high, is_of_difference=True)}"
+        return "has", amount, on_corpus("lower perplexity" + f" in {name}" * (name != "perplexity"), corpus)
+    if pair.primary.kind == "level":
+        verb, what = "holds", f"more {pair.primary.metric} of {name.removeprefix('ladder_').replace('_', ' ')}"
+    else:
+        ahead, low, high = (100 * end for end in (ahead, low, high))
+        verb, noun = ACTS.get(name, ("gets", f"answers right in {name.replace('_', ' ')}"))
+        what = f"more of 100 {noun}"
+    amount = f"{format_within(ahead, low, high)} {format_interval(low, high, is_of_difference=True)}"
+    return verb, amount, what
+
+
+def _ends(verdict: Verdict) -> tuple[float, float, float]:
+    """Return the winner's lead and its interval, above 0 for any metric."""
+    assert verdict.difference is not None
+    assert verdict.low is not None
+    assert verdict.high is not None
+    sign = 1 if verdict.winner == verdict.pair.first else -1
+    sign = sign if verdict.pair.primary.higher_is_better else -sign
+    ends = sorted((sign * verdict.low, sign * verdict.high))
+    return sign * verdict.difference, ends[0], ends[1]
+
+
+def loser(verdict: Verdict) -> str:
+    return verdict.pair.second if verdict.winner == verdict.pair.first else verdict.pair.first
+
+
 def verdict_sentence(verdict: Verdict) -> str:
     pair = verdict.pair
     place = _unusual(pair.settings)
+    if verdict.winner is not None:
+        verb, amount, what = advantage(verdict)
+        where = f" at {place}" * bool(place)
+        ending = f", by more than {pair.primary.margin_text}" if verdict.exceeds_margin else ""
+        ending = f", by less than matters ({pair.primary.margin_text})" if verdict.is_equivalent else ending
+        told = f" ({'; '.join(notes(verdict))})" if notes(verdict) else ""
+        condition = of_seeds(verdict)
+        return f"{verdict.winner} {verb} {amount} {what} than {loser(verdict)}{where}{condition}{told}{ending}."
     if pair.primary.kind != "nats":
         name = f"{metric_name(pair.primary.metric)} of {pair.evaluation}"
     else:
@@ -136,12 +247,6 @@ def verdict_sentence(verdict: Verdict) -> str:
     if verdict.outcome == "none":
         return f"No verdict on {pair.first} and {pair.second} in {what}: {verdict.reason}."
     by = difference(verdict)
-    if verdict.winner is not None:
-        other = pair.second if verdict.winner == pair.first else pair.first
-        ending = f", by more than {pair.primary.margin_text}" if verdict.exceeds_margin else ""
-        ending = f", by less than matters ({pair.primary.margin_text})" if verdict.is_equivalent else ending
-        whose = f"{other}’s is " if pair.primary.kind == "nats" and verdict.winner == pair.second else ""
-        return f"{verdict.winner} is better than {other} in {what}: {whose}{by}{ending}."
     if verdict.is_equivalent:
         return f"{pair.first} and {pair.second} are equivalent in {what}, within {pair.primary.margin_text}: {by}."
     ending = verdict.reason or f"undecided at {verdict.num_seeds} seeds; {seeds_text(verdict)} would decide"
@@ -160,32 +265,31 @@ def seeds_text(verdict: Verdict) -> str:
 
 
 def difference(verdict: Verdict) -> str:
-    """Format a difference and its interval, with the numbers of seeds that solve the task.
+    """Format a difference, the first less the second, and its interval, with the seeds that solve the task.
 
-    Scores: the better one minus the other. Perplexity: the first's relative to the second's, in percent: "84 % [55,
-    119] higher"; with a sign if neither is better.
+    Perplexity: the first's relative to the second's, in percent.
     """
+    told = notes(verdict)
+    return " ".join([_interval(verdict), *([f"({'; '.join(told)})"] if told else [])])
+
+
+def notes(verdict: Verdict) -> list[str]:
     pair = verdict.pair
-    notes = [f"diverged seeds of {listed(pair.failed)} count as chance"] if pair.failed else []
+    told = [f"diverged seeds of {listed(pair.failed)} count as chance"] if pair.failed else []
     if pair.solved is not None and not pair.condition:
         better, other = reversed(pair.solved) if verdict.winner == pair.second else pair.solved
-        notes.append(f"{better} and {other} of {len(pair.seeds)} solved")
-    return " ".join([_interval(verdict), *([f"({'; '.join(notes)})"] if notes else [])])
+        told.append(f"{better} and {other} of {len(pair.seeds)} seeds solved")
+    return told
 
 
 def _interval(verdict: Verdict) -> str:
     if verdict.difference is None or verdict.low is None or verdict.high is None:
         return NOTHING
-    ends = verdict.difference, verdict.low, verdict.high
-    if verdict.pair.primary.kind != "nats":
-        mean, low, high = (-ends[0], -ends[2], -ends[1]) if verdict.winner == verdict.pair.second else ends
-        return f"{format_within(mean, low, high, '+')} {format_interval(low, high, '+', is_of_difference=True)}"
-    mean, low, high = (percent_of_nats(value) for value in ends)
-    if verdict.winner is None:
-        return f"{format_within(mean, low, high, '+')} % {format_interval(low, high, '+', is_of_difference=True)}"
-    if verdict.winner == verdict.pair.second:
-        return f"{format_within(mean, low, high)} % {format_interval(low, high, is_of_difference=True)} higher"
-    return f"{format_within(-mean, -high, -low)} % {format_interval(-high, -low, is_of_difference=True)} lower"
+    is_nats = verdict.pair.primary.kind == "nats"
+    ends = (verdict.difference, verdict.low, verdict.high)
+    mean, low, high = map(percent_of_nats, ends) if is_nats else ends
+    number = f"{format_within(mean, low, high, '+')}{' %' * is_nats}"
+    return f"{number} {format_interval(low, high, '+', is_of_difference=True)}"
 
 
 def noise_sentence(noise: Noise) -> str:

@@ -1,0 +1,94 @@
+"""The first screen: who is better, all scores, one chart of differences and one of score against cost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnbench.report.blocks import Block, Note, Picture, Pictures, Scores, Section, Sentences
+from attnbench.report.inputs import Inputs
+from attnbench.report.sections import words
+from attnbench.report.sections.answer import UNFINISHED, unscored_reason
+from attnbench.report.sections.differences import difference_picture, seed_picture
+from attnbench.report.sections.scores import score_table, signs_note
+from attnbench.report.sections.tradeoffs import cost_pictures
+from attnbench.report.sections.verdicts import first_sentences
+from attnbench.results.corpora import split_name
+from attnbench.results.rows import TRAINING
+from attnbench.verdict.ranking import Verdict, common_reference
+from attnbench.verdict.summary import Summary, summary
+
+MANY_SCORES = 9
+"""Most columns of the table of the first screen; with more, each metric of an evaluation has one, its hardest."""
+
+
+def front(inputs: Inputs, verdicts: Sequence[Verdict], notes: Sequence[Block]) -> Section:
+    protocol = inputs.protocol
+    content = narrowed(summary(inputs.figures, verdicts, protocol.variants))
+    said = first_sentences(verdicts) if verdicts else [*protocol.descriptive] or [unscored_reason(inputs)]
+    unfinished = [Note(UNFINISHED, kind="callout")] if protocol.missing else []
+    lead = [Note(content.lead, kind="callout")] if content.lead else []
+    table = score_table(content)
+    scores = Scores(replace(table, lead=""), signs_note(content, common_reference(verdicts)))
+    pictures = front_pictures(inputs, verdicts)
+    drawn = [Pictures(pictures)] if pictures else []
+    blocks: list[Block] = [*unfinished, Sentences(said), *lead, scores, *drawn, *notes]
+    return Section(title="The answer", blocks=blocks, is_first=True)
+
+
+def narrowed(content: Summary) -> Summary:
+    """Leave out columns without a number and, where there are many, those of one metric with easier settings."""
+    columns = list(zip(*content.lines.values(), strict=True))
+    kept = [n for n, entries in enumerate(columns) if any(it.figure and it.figure.mean is not None for it in entries)]
+    if len(kept) > MANY_SCORES:
+        last = {(content.columns[index].evaluation, content.columns[index].metric): index for index in kept}
+        kept = sorted(last.values())
+    kept = kept or list(range(len(content.columns)))
+    lines = {variant: [entries[index] for index in kept] for variant, entries in content.lines.items()}
+    return Summary(columns=[content.columns[index] for index in kept], lines=lines)
+
+
+def front_pictures(inputs: Inputs, verdicts: Sequence[Verdict]) -> list[Picture]:
+    """Draw the differences and the costs of the first evaluation that has them, language models before probes."""
+    variants, known = inputs.protocol.variants, inputs.primaries
+    in_order = sorted(known, key=lambda name: known[name].kind != "nats")
+    found = (
+        difference_picture([it for it in verdicts if it.pair.evaluation == name], variants)
+        or seed_picture(name, known[name], inputs.figures, variants)
+        for name in in_order
+    )
+    scores = next((picture for picture in found if picture is not None), None)
+    priced = cost_pictures(inputs.rows, inputs.figures, {name: known[name] for name in in_order}, variants)[0]
+    return [picture for picture in (scores, *priced[:1]) if picture is not None]
+
+
+def facts(inputs: Inputs) -> list[str]:
+    """Describe the comparison: variants, parameters, data, steps, seeds, device, minutes."""
+    protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
+    num_seeds = max((len(figure.values) for figure in inputs.figures), default=0)
+    of_text = [it for it in identities if split_name(it.evaluation)[0] in (TRAINING, "perplexity")]
+    sizes = [it.parameters for it in of_text or identities if it.parameters]
+    corpora = [*dict.fromkeys(words.corpus_name(it.corpus) for it in identities if it.corpus)]
+    evaluations = {split_name(it.evaluation)[0] for it in identities} - {TRAINING}
+    return [
+        _counted(len(protocol.variants), "variant"),
+        *([_counted(len(evaluations), "evaluation")] if evaluations else []),
+        *([f"{_sizes(min(sizes), max(sizes))} parameters"] if sizes else []),
+        *([words.listed(corpora) if len(corpora) < 3 else f"{len(corpora)} corpora"] if corpora else []),
+        *([protocol.trained] if protocol.trained else []),
+        f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
+        words.devices(it.device for it in identities),
+        *([_minutes(protocol.seconds)] if protocol.seconds else []),
+    ]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _sizes(least: int, most: int) -> str:
+    ends = [f"{it / 1e6:.2g} M" if it >= 1e5 else f"{it:,}" for it in (least, most)]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0].removesuffix(' M')} to {ends[1]}"
+
+
+def _minutes(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours >= 2 else _counted(max(1, round(seconds / 60)), "minute")

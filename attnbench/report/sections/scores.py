@@ -1,0 +1,143 @@
+"""The table of variants and their scores, one for the page, the terminal and Markdown."""
+
+import math
+from collections.abc import Sequence
+
+from attnbench.report.sections import words
+from attnbench.results.metrics import Primary
+from attnbench.results.numbers import format_number
+from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.verdict.ranking import Verdict
+from attnbench.verdict.seeds import Figure, is_accuracy, sittings_lead
+from attnbench.verdict.summary import Column, Entry, Summary, primary_metrics
+
+MAX_COLUMNS = 8
+"""Most variants that have a column each on a terminal or a published page; more have a line each."""
+
+SELDOM = ("width", "batch_size")
+
+SIGNS = {"better": "▲", "worse": "▼", "equivalent": "≈"}
+
+
+def summary_table(content: Summary, *, with_intervals: bool = False, title: str = "") -> Table:
+    """Return a line per score and a column per variant, or the other way round for many variants."""
+    table = score_table(content, with_intervals=with_intervals, title=title)
+    return table if len(content.lines) > MAX_COLUMNS else turned(table)
+
+
+def turned(table: Table) -> Table:
+    """Return the table with lines for columns; it has one column of labels."""
+    names = [line[0] for line in table.lines]
+    lines = [[header, *(line[1 + index] for line in table.lines)] for index, header in enumerate(table.headers[1:])]
+    return Table(title=table.title, lead=table.lead, headers=["", *names], lines=lines, notes=table.notes)
+
+
+def score_table(content: Summary, *, with_intervals: bool = False, title: str = "") -> Table:
+    """Return a line per variant: numbers with the digits that matter, the best marked, and signs of verdicts."""
+    primaries = primary_metrics(column.evaluation for column in content.columns)
+    columns = []
+    for index, column in enumerate(content.columns):
+        entries = [line[index] for line in content.lines.values()]
+        columns.append(_cells(column, entries, primaries.get(column.evaluation), with_intervals=with_intervals))
+    lines = [[variant, *(cells[row] for cells in columns)] for row, variant in enumerate(content.lines)]
+    headers = ["variant", *(_header(column, content.columns) for column in content.columns)]
+    return Table(title=title, lead=content.lead, headers=headers, lines=lines)
+
+
+def signs_note(content: Summary, reference: str | None) -> str:
+    """Explain the marks of the table."""
+    has_reference = reference is not None
+    signs = {_sign(entry, has_reference=has_reference) for line in content.lines.values() for entry in line} - {""}
+    named = {"▲": "better", "▼": "worse", "≈": "equivalent"}
+    told = ", ".join(f"{sign} {word}" for sign, word in named.items() if sign in signs)
+    whom = "Signs are against every other variant" if reference is None else f"Signs are against {reference}"
+    tested = f" {whom}: {told}, at 5 % over all tests; without a sign: not decided, or not tested." if told else ""
+    return f"Shaded: the best mean of a column.{tested}"
+
+
+def _header(column: Column, columns: Sequence[Column]) -> TableCell:
+    arrow = {True: " ↑", False: " ↓", None: ""}[column.higher_is_better]
+    of_it = [it.settings for it in columns if it.evaluation == column.evaluation]
+    # A width or a batch that all columns of an evaluation share tells them not apart.
+    skipped = ["split", "checkpoint", "context"]
+    skipped += [name for name in SELDOM if len({str(settings.get(name)) for settings in of_it}) == 1]
+    place = words.where({name: value for name, value in column.settings.items() if name not in skipped})
+    place = place.replace("sequence length", "length")
+    return TableCell(text=f"{words.score_name(column.evaluation, column.metric, column.unit)}{arrow}", notes=(place,))
+
+
+def _cells(
+    column: Column, entries: Sequence[Entry], primary: Primary | None, *, with_intervals: bool
+) -> list[TableCell]:
+    figures = [entry.figure for entry in entries]
+    texts = [_number(figure, column, primary) for figure in figures]
+    best = _best(column, figures, texts)
+    cells = []
+    for entry, figure, text in zip(entries, figures, texts, strict=True):
+        if figure is None or figure.mean is None:
+            cells.append(TableCell(text=entry.text, notes=_notes(entry, False), mark="lost" if figure else ""))
+            continue
+        mark = "best" if text == best else ""
+        sign = _sign(entry, has_reference=any(it.verdict is not None for it in entries))
+        cells.append(TableCell(text=text, notes=_notes(entry, with_intervals), mark=mark, sign=sign))
+    return cells
+
+
+def _best(column: Column, figures: Sequence[Figure | None], texts: Sequence[str]) -> str:
+    """Return the text of the best mean; empty where all are equal, or where numbers of several sittings stand."""
+    means = {text: it.mean for it, text in zip(figures, texts, strict=True) if it is not None and it.mean is not None}
+    is_mixed = sittings_lead((column.header, figure) for figure in figures if figure is not None)
+    if column.higher_is_better is None or is_mixed or len(means) < 2:
+        return ""
+    return (max if column.higher_is_better else min)(means, key=means.__getitem__)
+
+
+def _number(figure: Figure | None, column: Column, primary: Primary | None) -> str:
+    """Format a mean so that its last digit is no larger than the difference that matters; without one, three digits."""
+    if figure is None or figure.mean is None:
+        return NOTHING
+    value = figure.mean * (100 if is_accuracy(figure.metric) else 1)
+    if primary is not None and column.judged_by == primary.metric:
+        matters = primary.margin * (100 if is_accuracy(figure.metric) else 1)
+        matters *= abs(value) if figure.metric == "perplexity" else 1
+    else:
+        matters = 10.0 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
+    if not 1e-9 < matters < 1e9 or abs(value) >= 1e15:
+        return format_number(value)
+    # A margin of 1 % in nats is a little less than 0.01.
+    decimals = math.ceil(-math.log10(matters) - 0.05)
+    return f"{round(value, decimals) + 0.0:,.{max(decimals, 0)}f}"
+
+
+def _notes(entry: Entry, with_intervals: bool) -> tuple[str, ...]:
+    figure = entry.figure
+    if figure is None:
+        return ()
+    solved = entry.solved if with_intervals or not entry.is_solved else ""
+    spread = _spread(figure) if with_intervals and figure.mean is not None else ""
+    limit = entry.verdict.pair.limit if entry.verdict is not None else ""
+    at_limit = f"at the {limit}, not separated" * bool(limit)
+    return tuple(
+        filter(None, (spread, solved, at_limit, figure.partly if figure.mean is not None else "", figure.without))
+    )
+
+
+def _spread(figure: Figure) -> str:
+    if not is_accuracy(figure.metric) or not figure.has_range:
+        return figure.spread
+    low, high = figure.range
+    return f"({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _sign(entry: Entry, *, has_reference: bool) -> str:
+    verdict = entry.verdict
+    if verdict is None:
+        return "▲" if entry.is_best and not has_reference else ""
+    return SIGNS.get(outcome_of(verdict), "")
+
+
+def outcome_of(verdict: Verdict) -> str:
+    """Return better, worse, equivalent, undecided, or an empty text without a verdict."""
+    if verdict.winner is not None:
+        return verdict.outcome
+    return "equivalent" if verdict.is_equivalent else "undecided" * (verdict.outcome != "none")

@@ -12,7 +12,9 @@ import torch
 from attnbench.evals.lib.recall_cells import LABEL, CellProbe
 from attnbench.evals.lib.recall_sizes import FILLERS, PRESETS
 from attnbench.evals.lib.recall_strings import mixed_strings, recall_strings
+from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.scoring import accuracy, correct_labels
+from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import Measurement
@@ -85,9 +87,14 @@ class Recall(CellProbe):
             batch = self.test_sequences(seed, pairs, device, length)
             rows.append(accuracy(correct_labels(model, batch), metric, settings))
             yield rows[-1]
-        if self.test_cells is not None:
-            metric, settings = axes[-1]
-            yield Measurement(metric=metric, value=fmean(row.value for row in rows), unit="", settings=settings)
+        for metric, settings in axes[len(rows) :]:
+            if metric == "mean_accuracy":
+                yield Measurement(metric=metric, value=fmean(row.value for row in rows), unit="", settings=settings)
+            elif num_bytes := published_bytes(model):
+                yield Measurement(metric=metric, value=num_bytes, unit="B", settings=settings)
+            else:
+                reason = "no layer has a state of fixed size"
+                yield from without_numbers({metric: "B"}, settings, "unsupported", reason)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         chance = {"split": "test", "chance": 1 / (self.vocabulary_size - self.vocabulary_size // 2)}
@@ -95,4 +102,23 @@ class Recall(CellProbe):
         for length, pairs in self.scored_cells:
             cell = {**self.settings, "sequence_length": length, "num_pairs": pairs}
             found.append(("accuracy", {**cell, **chance, "chance_among_pairs": 1 / pairs}))
-        return found + ([("mean_accuracy", {**self.settings, **chance})] if self.test_cells is not None else [])
+        if self.test_cells is not None:
+            found.append(("mean_accuracy", {**self.settings, **chance}))
+        return found + ([("published_bytes", self.settings)] if self.mixture is not None else [])
+
+
+def published_bytes(model: LanguageModel) -> int:
+    """Return the bytes of a state as Arora et al. (2024) count them, in their figure 2; 0 without one of fixed size.
+
+    They count one layer's memory in float32 and three numbers a channel for its convolution, whether it has one or
+    not; where two layers have a memory, as of Mamba-2, these alone.
+    """
+    mixers = [block.mixer for block in model.layers if block.mixer.state_memory]
+    if model.backend_without_state or not mixers:
+        return 0
+    states = [mixer.init_state(1, 1, torch.float32) for mixer in mixers]
+    memories = [
+        state_bytes(getattr(state, name) for name in mixer.state_memory)
+        for mixer, state in zip(mixers, states, strict=True)
+    ]
+    return sum(memories) + (4 * 3 * model.embedding.weight.shape[1] if len(memories) == 1 else 0)

@@ -39,6 +39,7 @@ DEFINITIONS = {
     "non_embedding_parameters": "trained weights without those of the embedding",
     "forward_flops_per_token": "arithmetic of a forward pass a position, a multiply-add counted as 2",
     "state_bytes": "bytes that a model keeps of one sequence while it decodes, after as many positions as it says",
+    "published_bytes": "bytes of a state as arXiv 2402.18668 counts them in its figure 2",
     # Speed and memory
     "tokens_per_second": "positions a second; of a training over the last half of its steps, from 100 steps on "
     "(rows of earlier versions: all steps but the first)",

@@ -7,12 +7,14 @@ import pytest
 import torch
 import yaml
 from probe_settings import probe_settings
+from recall_state import PUBLISHED
 
-from attnbench.cli.compose import CONF
+from attnbench.cli.compose import CONF, compose
 from attnbench.evals.lib.mixed_sequences import training_sequences
-from attnbench.evals.recall import Recall
+from attnbench.evals.recall import Recall, published_bytes
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.stack import run_stack
+from attnbench.model.building import build_meta
 from attnbench.results.job import run_jobs
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import EVALUATION_OPTIONS
@@ -100,18 +102,40 @@ class Answering:
 def test_each_test_cell_has_a_row_and_all_have_a_mean(monkeypatch):
     own = task(test_cells=[[8, 1], [16, 2], [32, 8]])
     monkeypatch.setattr("attnbench.evals.recall.correct_labels", Answering([[8, 1], [16, 2]]))
+    monkeypatch.setattr("attnbench.evals.recall.published_bytes", lambda model: 0)
     rows: Any = list(own.score(None, 0, CPU))
-    assert [row.value for row in rows] == [1, 1, 0, pytest.approx(2 / 3)]
-    cells = [(row.settings["sequence_length"], row.settings["num_pairs"]) for row in rows[:-1]]
+    assert [row.value for row in rows] == [1, 1, 0, pytest.approx(2 / 3), None]
+    cells = [(row.settings["sequence_length"], row.settings["num_pairs"]) for row in rows[:-2]]
     assert cells == [(8, 1), (16, 2), (32, 8)]
     shared = {"width": 16, "split": "test", "chance": 1 / 32}
-    assert (rows[-1].metric, rows[-1].settings) == ("mean_accuracy", shared)
+    assert (rows[-2].metric, rows[-2].settings) == ("mean_accuracy", shared)
     assert [(row.metric, row.settings) for row in rows] == own.axes()
     trained: Any = list(task().score(None, 0, CPU))
-    assert [row.settings["num_pairs"] for row in trained] == [1, 2, 3]
+    assert [row.settings["num_pairs"] for row in trained[:-1]] == [1, 2, 3]
     alone: Any = list(task(mixture=None, test_cells=[[16, 2], [32, 2]]).score(None, 0, CPU))
     assert [row.metric for row in alone] == ["accuracy", "accuracy", "mean_accuracy"]
     assert task(mixture=None, test_cells=[[16, 2]]).settings == {"width": 16}
+
+
+def test_published_bytes_are_those_of_the_published_figure():
+    finding = yaml.safe_load((CONF / "finding" / "mqar.yaml").read_text())
+    mixers = {
+        "deltanet": "DeltaNet",
+        "gated_deltanet": "GatedDeltaNet",
+        "gla": "GatedLinearAttention",
+        "mamba2": "Mamba2",
+    }
+    expected = {
+        f"{name}_{width}": num_bytes
+        for name, mixer in mixers.items()
+        for width, (num_bytes, _) in zip((64, 128), PUBLISHED[mixer], strict=True)
+    } | {"softmax_64": 0}
+    for variant, num_bytes in expected.items():
+        settings = compose(["eval=[recall]", "device=cpu", *finding["overrides"], *finding["variants"][variant]])
+        [job] = prepare_probe(settings, settings.evaluations[0])[1]
+        assert job.matched is not None
+        model = build_meta(job.mixers, job.matched.model, vocabulary_size=job.task.vocabulary_size)
+        assert published_bytes(model) == num_bytes, variant
 
 
 def jobs_in(folder, **options):

@@ -140,7 +140,8 @@ class Measured:
         log = self.folder / f"{self.num_commands}.txt"
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={size}"] if size > 1 else []
         program = [__file__, "--train"] if words[0] == "train" else ["-m", "attnbench"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, **variables}
         if self.device == "cuda":
             count = self.size if words[0] == "compare" else size
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + count)))

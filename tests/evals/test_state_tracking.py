@@ -307,22 +307,27 @@ def test_short_parity_is_learned_in_bfloat16_and_in_buckets_as_in_float32(precis
     assert accuracy > 0.9
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("num_stacked", [0, 2])
-def test_weights_and_moments_in_bfloat16_learn_alone_and_in_a_stack(num_stacked, tmp_path):
+def test_weights_and_moments_in_bfloat16_learn_alone_and_in_a_stack(num_stacked, device, tmp_path):
     words = {"precision": "bfloat16_weights", "num_steps": 60, "max_length": 8, "clip_norm": 0}
+    words |= {"width": 32, "head_width": 16}
     changed = {f"state_tracking_{name}": value for name, value in words.items()}
-    settings = probe_settings(tmp_path, "match=none", attn="deltaproduct", name="state_tracking", **changed)
+    settings = probe_settings(
+        tmp_path, "match=none", f"device={device}", attn="deltaproduct", name="state_tracking", **changed
+    )
     [job] = prepare_probe(settings, settings.evaluations[0])[1]
     assert (job.precision, job.columns()["precision"]) == ("bfloat16", "bfloat16_weights")
     losses: list[float] = []
     states = [TrainState.fresh(job.build()) for _ in range(max(1, num_stacked))]
     data = TrainingSequences(job.task, 0, job.device)
+    how = {"captured": device == "cuda"}
     of_all = {"batches": data.batch, "settings": job.train, "num_steps": 60}
     of_all |= {"hooks": [lambda _, report: losses.append(report.loss.item()), lambda *_: None]}
     if num_stacked:
-        list(train_stack([Member(state=state, **of_all) for state in states], precision=job.precision))
+        list(train_stack([Member(state=state, **of_all) for state in states], precision=job.precision, **how))
     else:
-        train(states[0], data.batch, job.train, precision=job.precision, num_steps=60, hooks=of_all["hooks"])
+        train(states[0], data.batch, job.train, precision=job.precision, num_steps=60, hooks=of_all["hooks"], **how)
     for state in states:
         tensors = [*state.model.parameters(), *state.first_moment.values(), *state.second_moment.values()]
         assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}

@@ -25,7 +25,10 @@ ROOT_FILES = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.
 """Pages beside docs/, and their names in the site."""
 
 API = {
-    "attnbench": ("Runs, models and results.", [f"attnbench.{name}" for name in attnbench.__all__]),
+    "attnbench": (
+        "Runs, models and results.",
+        [*(f"attnbench.{name}" for name in attnbench.__all__), "attnbench.report.results.Results"],
+    ),
     "attnbench.ops": (
         "Operators as functions of tensors (B, T, H, K). They need only torch, and Triton on CUDA.",
         [f"attnbench.ops.{name}" for name in attnbench.ops.__all__],
@@ -75,7 +78,7 @@ def _section(nav: Any, title: str) -> list[Any]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, content in _pages():
         files.append(File.generated(config, name, content=content))
-    for name in ("CITATION.cff", "LICENSE"):
+    for name in ("CITATION.cff", "LICENSE", "examples/compare_your_mixer.ipynb"):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 

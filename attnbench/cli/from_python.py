@@ -20,7 +20,7 @@ from attnbench.cli.compose import compose, own_conf, read_words
 from attnbench.cli.reading import read_comparison
 from attnbench.comparison import execute
 from attnbench.comparison.compare import compare as carry_out
-from attnbench.machine.bars import in_notebook
+from attnbench.machine.bars import AboveTheBar
 from attnbench.report.results import Results
 from attnbench.results.identity import sources_of
 from attnbench.results.row_files import begin_sitting
@@ -156,7 +156,7 @@ def _working(*words: str) -> Iterator[None]:
     """Show log lines inside, as a command does, and find modules of the working directory."""
     begin_sitting()
     logger, before = logging.getLogger("attnbench"), logging.getLogger("attnbench").level
-    handler = logging.StreamHandler(sys.stdout if in_notebook() else sys.stderr)
+    handler = AboveTheBar()
     handler.setFormatter(OneLine("%(message)s"))
     folder = os.getcwd()
     is_new = folder not in sys.path

@@ -16,7 +16,6 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from attnbench.cli.compose import composed, keep_environment_out, own_conf, parse_once, prepared_words
 from attnbench.cli.help import help_text
@@ -24,6 +23,7 @@ from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.plain import without_hydra
 from attnbench.cli.reading import read_settings
 from attnbench.cli.sweeps import JobOutcome, SweepOutcomes
+from attnbench.machine.bars import AboveTheBar
 from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
 from attnbench.results.row_files import begin_sitting
@@ -216,18 +216,13 @@ def _refuse_rerun(words: Sequence[str]) -> None:
             raise UserError(f"{word}: {RERUN} runs whatever its file holds; the same command resumes a run")
 
 
-class _AboveTheBar(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
 def _begin_process() -> None:
     """Print attnbench's log lines on standard error (standard output is for results); refuse environment variables."""
     keep_environment_out()
     logger = logging.getLogger("attnbench")
-    if any(isinstance(handler, _AboveTheBar) for handler in logger.handlers):
+    if any(isinstance(handler, AboveTheBar) for handler in logger.handlers):
         return
-    handler = _AboveTheBar()
+    handler = AboveTheBar()
     handler.setFormatter(OneLine("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -1,5 +1,6 @@
 """Progress bars: on a terminal, and as widgets in a notebook, which shows what is on standard error in red."""
 
+import logging
 import sys
 import warnings
 from typing import Any
@@ -29,3 +30,10 @@ def bar(**shape: Any) -> tqdm | None:
         warnings.simplefilter("ignore", TqdmWarning)
         from tqdm.auto import tqdm as tqdm_of_notebooks
     return tqdm_of_notebooks(**shape, file=sys.stdout)
+
+
+class AboveTheBar(logging.Handler):
+    """Prints log lines above a bar: on standard error, in a notebook on standard output."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stdout if in_notebook() else sys.stderr)

@@ -26,8 +26,9 @@ def test_a_yaml_names_mixers_that_there_are_and_its_claim_in_a_sentence(name):
     assert plan.claim.statement[0].isupper()
     assert not plan.claim.statement.endswith(".")
     assert plan.claim.controls
-    assert (plan.seeds, plan.probe_seeds) == ([*range(400, 410)], [*range(400, 400 + len(plan.probe_seeds))])
-    assert (len(plan.probe_seeds) in (5, 10), plan.ranked) == (True, [])
+    assert plan.seeds == [*range(400, 410)]
+    assert {*plan.probe_seeds} <= {*range(400, 460)}
+    assert (len({*plan.probe_seeds}) in (5, 10), plan.ranked) == (True, [])
     assert (CONF / "finding" / f"{name}.yaml").read_text().startswith("# @package plan\n# ")
 
 

@@ -129,9 +129,10 @@ def pages(root, tmp_path_factory) -> dict[str, Path]:
             name: write_report(results / name, target=target / name)
             for name in ("attention-h200", "frontier-h100", "small_factorial-cpu")
         }
+        patch.setattr("report_rows.SKILL", {"softmax": 1.0, "linear": 0.72, LONG: 0.97})
         experiment = write_experiment(target / "made")
-        for path in (*experiment.rglob("*.jsonl"), *experiment.rglob("*.json")):
-            path.write_text(path.read_text().replace("gated_deltanet", LONG).replace("river", LONG))
+        for path in experiment.rglob("sample.json"):
+            path.write_text(path.read_text().replace("river", LONG))
         made["long"] = write_report(experiment)
         plan = next(it for it in every_finding() if it.name == "parity")
         decision = Decision(plan=plan, word=NOT_RUN, reason=LONG)
@@ -179,7 +180,7 @@ def test_every_text_stands_out_from_its_ground(view):
     pairs = view.execute_script(
         "const shown = [...document.querySelectorAll('main *, nav *')].filter(node => !node.closest('svg')"
         " && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim()));"
-        "const grounds = '.callout, .best, .example span:not(.names)';"
+        "const grounds = '.callout, .scores .best, .example span:not(.names)';"
         "const ground = node => getComputedStyle(node.closest(grounds) ?? document.body).backgroundColor;"
         "const pairs = shown.map(node => [getComputedStyle(node).color, ground(node)]);"
         "return [...new Set(pairs.map(pair => pair.join('|')))]"
@@ -234,14 +235,14 @@ def channels(colour: str) -> str:
 
 def test_a_point_tells_its_numbers_and_a_hostile_name_stays_text(browser, report):
     show(browser, report, 1440, "light")
-    names = "[...document.querySelectorAll('[data-chart] svg .mark-symbol.role-mark path')]"
+    names = "[...document.querySelectorAll('[data-chart^=copy] svg .mark-symbol.role-mark path')]"
     point = browser.execute_script(
         f"return {names}.find(node => (node.getAttribute('aria-label') || '').includes('executed'))"
     )
     webdriver.ActionChains(browser).scroll_to_element(point).move_to_element(point).perform()
     tooltip = browser.execute_script("return document.querySelector('#vg-tooltip-element').textContent")
     assert HOSTILE in tooltip
-    assert "95 % interval" in tooltip
+    assert "lowest and highest seed" in tooltip
     assert browser.execute_script("return window.executed") is None
 
 
@@ -249,13 +250,15 @@ def test_a_click_on_the_legend_picks_a_variant_out(browser, report):
     show(browser, report, 1440, "light")
     label = browser.find_element("css selector", "[data-chart] svg .role-legend-label text")
     webdriver.ActionChains(browser).scroll_to_element(label).click(label).perform()
-    faint = browser.execute_script(
+    colours = browser.execute_script(
         "const chart = document.querySelector('.role-legend-label').closest('[data-chart]');"
-        "return [...chart.querySelectorAll('.mark-symbol.role-mark path')]"
-        ".filter(node => Number(node.getAttribute('opacity') ?? 1) < 0.5).length"
+        "const points = [...chart.querySelectorAll('.mark-symbol.role-mark path')];"
+        "const is_faint = node => Number(node.getAttribute('opacity') ?? 1) < 0.3;"
+        "return [false, true].map(wanted => [...new Set(points.filter(node => is_faint(node) === wanted)"
+        ".map(node => node.getAttribute('fill')))])"
     )
-    # The first chart has a point a variant.
-    assert faint == len(SKILL) - 1
+    # Crosses stay as they are.
+    assert [bool(colours[0]), len(colours[1])] == [True, len(SKILL) - 1]
 
 
 def test_a_click_on_a_header_sorts_the_scores(browser, report):

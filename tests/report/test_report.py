@@ -249,7 +249,7 @@ def test_the_template_escapes_text_wherever_it_enters():
     assert not {"\u202e", "\x1b"} & set(page)
     assert "&lt;b&gt;&#34;&#39;&amp;\\u202egnp.exe\\x1b&lt;/script&gt;" in page
     with pytest.raises(UndefinedError, match="policy"):
-        render(plan="demo")
+        render(plan="demo", is_running=False)
 
 
 def test_the_answer_comes_first_and_marks_what_the_comparisons_separated(page):
@@ -510,7 +510,7 @@ def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic
             mean=mean,
             low=low,
             high=high,
-            values=dict.fromkeys(range(5), mean),
+            values={seed: mean + seed for seed in range(5)},
             settings=template.settings | {"sequence_length": length},
         )
         for length, mean, low, high in [(256, 4.0, 3.0, 5.0), (512, 80.0, -60.0, 220.0), (1024, 4000.0, 3000.0, 5000.0)]

@@ -139,9 +139,12 @@ def draw_bounds(
     """
     order = list(dict.fromkeys(value["variant"] for value in values))
     lines = [line for variant in order for line in variant.split(LINE_END)]
-    labels = {"labelFontSize": 13, "labelLimit": 360, "labelExpr": f"split(datum.label, '{LINE_END}')"}
+    # Names of variants are short or cut, and stand whole in the tables; other labels have lines of a known width.
+    limit = 180 if variants else 360
+    labels = {"labelFontSize": 13, "labelLimit": limit, "labelExpr": f"split(datum.label, '{LINE_END}')"}
     # Reserve the label's width: a browser's font may be wider than the one used for the layout.
-    names = alt.Axis(title=None, domain=False, ticks=False, minExtent=CHARACTER_WIDTH * max(map(len, lines)), **labels)
+    extent = min(limit, CHARACTER_WIDTH * max(map(len, lines)))
+    names = alt.Axis(title=None, domain=False, ticks=False, minExtent=extent, **labels)
     y, number = alt.Y("variant:N", sort=order, axis=names), alt.Axis(title=title, tickCount=5)
     colours = {name: look.colour for name, look in looks(variants).items() if name in order}
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))

@@ -116,7 +116,7 @@ def _listed(words: Words) -> list[str]:
     """Return words one by one, with a class as the words that name it."""
     if isinstance(words, str):
         return shlex.split(words)
-    listed = [words] if isinstance(words, type) else words
+    listed = words if isinstance(words, Sequence) else [words]
     return [word for it in listed for word in ((it,) if isinstance(it, str) else _words_of_class(it))]
 
 

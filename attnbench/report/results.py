@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from attnbench.report.blocks import Picture
 from attnbench.report.charts.style import alone
@@ -151,7 +152,11 @@ class Results:
         return f"Results of {self.folder}"
 
     def _repr_html_(self) -> str:
-        return "".join(map(to_html, answer_tables(self.inputs)))
+        try:
+            return "".join(map(to_html, answer_tables(self.inputs)))
+        except UserError as error:
+            # A notebook would show it as an error of the cell, though the call succeeded: a dry run has no results.
+            return Markup("<p>{}</p>").format(str(error))
 
 
 OF_PAIR, OF_VERDICT = ("first", "second", "evaluation"), ("outcome", "is_equivalent", "difference", "low", "high")

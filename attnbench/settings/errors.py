@@ -106,3 +106,6 @@ class Interrupted(BaseException):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"Interrupted: {self}"]

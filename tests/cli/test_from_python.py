@@ -10,8 +10,9 @@ from torch import nn
 import attnbench
 from attnbench.cli import from_python
 from attnbench.machine.bars import bar, in_notebook
+from attnbench.report.results import Results
 from attnbench.results.numbers import reaches
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import Interrupted, UserError
 
 LAYER = "from torch import nn\n\nclass Doubling(nn.Module):\n    def forward(self, x_BTD):\n        return {} * x_BTD\n"
 
@@ -55,8 +56,9 @@ def test_a_class_of_no_file_is_refused_with_the_way_out(asked):
     for cls, name in ((Inner, "Inner"), (cell, "Cell")):
         with pytest.raises(UserError, match=f"%%writefile my_layer.py.*from my_layer import {name}"):
             attnbench.compare({"mine": cls}, plan="demo")
-    with pytest.raises(UserError, match=r"a class of an nn\.Module"):
-        attnbench.compare({"mine": int}, plan="demo")
+    for wrong in (int, 3, [3]):
+        with pytest.raises(UserError, match=r"a class of an nn\.Module"):
+            attnbench.compare({"mine": wrong}, plan="demo")
     assert not asked
 
 
@@ -73,6 +75,7 @@ def test_a_wrong_word_is_one_line(asked):
     with pytest.raises(UserError, match="variants=my mixer"):
         attnbench.compare({"my mixer": "attn=softmax"}, plan="demo")
     assert UserError("seeds=1: wrong")._render_traceback_() == ["UserError: seeds=1: wrong"]
+    assert Interrupted("saved", 130)._render_traceback_() == ["Interrupted: saved"]
 
 
 def test_a_run_has_its_rows_curves_and_those_of_its_probes(tmp_path):
@@ -108,6 +111,11 @@ def test_without_a_test_verdicts_still_have_their_columns(published):
     empty = attnbench.load(published.folder)
     empty.inputs.__dict__["verdicts"] = []
     assert list(empty.verdicts.columns) == list(published.verdicts.columns)
+
+
+def test_a_dry_run_is_shown_without_results(tmp_path):
+    assert "no such folder" in Results(tmp_path / "<demo>")._repr_html_()
+    assert "&lt;demo&gt;" in Results(tmp_path / "<demo>")._repr_html_()
 
 
 def test_an_edited_file_is_imported_again_in_a_session(tmp_path, monkeypatch):

@@ -62,12 +62,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Link the mixers of the table on their page to their cards."""
-    if page.file.src_uri != "mixers.md":
-        return markdown
-    return re.sub(
-        r"^\| (\w+) \|", lambda it: f"| [{it[1]}](reference/mixers/{it[1]}.md) |", markdown, flags=re.MULTILINE
-    )
+    """Link files beside docs/ where the site has them, and the mixers of the table on their page to their cards."""
+    name = page.file.src_uri
+    if "/" not in name:
+        markdown = markdown.replace("](../", "](")
+    if name == "mixers.md":
+        to_card = r"| [\1](reference/mixers/\1.md) |"
+        markdown = re.sub(r"^\| (\w+) \|", to_card, markdown, flags=re.MULTILINE)
+    return markdown
 
 
 def _section(nav: Any, title: str) -> list[Any]:

@@ -77,6 +77,9 @@ SLOW = ("submitit", "eval=battery")
 FIRST = ("README.md", "docs/adding_a_mixer.md", "docs/adding_an_evaluation.md")
 """Pages whose commands run in every run of the tests."""
 
+PYTHON = ("README.md", "docs/running.md", "docs/python.md")
+"""Pages whose Python runs."""
+
 TRAINING = [*TINY_RUN, "data.path=my_text.txt", "logger=none", "device=cpu"]
 FEW = ["eval.echo.delays=[3]", "eval.echo.num_steps=3", "eval.echo.learning_rates=[1e-3]"]
 
@@ -270,7 +273,7 @@ def test_the_python_of_the_pages_runs(folder, trained, monkeypatch, capsys):
     small = [*TRAINING, *smoke_words("perplexity")]
     plan = {"overrides": ["experiment=demo", *TRAINING[:-2], *smoke_words("copy")], "evaluations": ["copy"]}
     plan |= {"seeds": [0], "probe_seeds": [0], "device": "cpu", "logger": "none"}
-    code = "\n".join(block for page in ("README.md", "docs/running.md") for block in blocks(page, "python"))
+    code = "\n".join(block for page in PYTHON for block in blocks(page, "python"))
     for shown, smaller in (
         ('plan="demo", only=["recall", "copy"]', 'plan="demo", **plan'),
         ('"experiment=demo"]', '"experiment=demo", *small]'),

@@ -122,12 +122,13 @@ def write_sections(
     pictures = pictures_of(sections)
     (target / "figures").mkdir(parents=True, exist_ok=True)
     for picture in pictures if not is_running else ():
-        svg, path = style.to_svg(picture, variants), target / "figures" / f"{picture.name}.svg"
-        png = path.with_suffix(".png")
-        # Written before its svg. The pixels take longer than all else of a picture.
-        if not png.is_file() or not _holds(path, svg):
+        path = target / "figures" / f"{picture.name}.svg"
+        png, mark = path.with_suffix(".png"), f"<!-- {style.digest(picture, variants)} -->"
+        # Drawing takes longer than all else of a page. The svg, written last, names what it was drawn from.
+        if not png.is_file() or not _ends_in(path, mark):
+            svg = style.to_svg(picture, variants)
             unlinked(png).write_bytes(style.to_png(svg))
-            replace_file(path, svg)
+            replace_file(path, f"{svg}{mark}\n")
     scripts = [*([style.runtime()] if pictures else []), (HERE / "page.js").read_text(encoding="utf-8")]
     page = render(
         plan=title,
@@ -163,9 +164,8 @@ def pictures_of(sections: Sequence[Section]) -> list[Picture]:
     return [picture for block in blocks if isinstance(block, Pictures) for picture in block.shown]
 
 
-def _holds(path: Path, text: str) -> bool:
-    content = text.encode()
-    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+def _ends_in(path: Path, mark: str) -> bool:
+    return path.is_file() and path.read_bytes().rstrip().endswith(mark.encode())
 
 
 def _policy(scripts: Sequence[str]) -> str:

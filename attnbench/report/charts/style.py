@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -87,6 +89,16 @@ def alone(picture: Picture, variants: Sequence[str]) -> tuple[dict[str, Any], di
     light, longest = config(dark=False), max((8 * len(name) for name in variants), default=LEGEND_LIMIT)
     legend = {**light["legend"], "columns": max(1, STATIC_WIDTH // (longest + 40)), "labelLimit": 0}
     return static, {**light, "legend": legend, "background": "white", "padding": 16}
+
+
+def digest(picture: Picture, variants: Sequence[str]) -> str:
+    """Hash all that a picture is drawn from."""
+    return sha256(json.dumps([alone(picture, variants), VEGA_LITE, vl_convert_version()]).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def vl_convert_version() -> str:
+    return version("vl-convert-python")
 
 
 def to_png(svg: str) -> bytes:

@@ -20,7 +20,7 @@ from attnbench.comparison.live import LiveReport
 from attnbench.comparison.looks import look_again
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.program import Answer, Driver, Stack, ask_for
-from attnbench.comparison.progress import Progress, kind_of, say_why_again
+from attnbench.comparison.progress import Progress, kind_of, say_why_again, stages
 from attnbench.comparison.record import former_record, write_record
 from attnbench.comparison.search import Found
 from attnbench.comparison.slurm.run import StillRunning, run_on_slurm
@@ -37,7 +37,6 @@ from attnbench.report.terminal import print_comparison
 from attnbench.results.folder import holding
 from attnbench.results.job import Job
 from attnbench.results.row_files import begin_sitting
-from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import ComparisonSettings
 from attnbench.training.wandb import beside, choose_mode
@@ -114,8 +113,7 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     comparison.settle(recorded, known)
     searched, timed = (comparison.wanted(jobs) for jobs in (comparison.searched, comparison.timed))
     number = Counter(map(kind_of, [*searched, *timed, *comparison.to_score()]))
-    of_each = Counter("language models" if kind.group == TRAINING else kind.group for kind in number.elements())
-    listed = ", ".join(f"{count} {name}" for name, count in of_each.items())
+    listed = ", ".join(f"{count} {name}" for name, count in stages(number).items())
     frozen = "Pre-registered." if is_frozen else "Not pre-registered; freeze=true does that."
     log.info(f"plan={settings.plan.name}: {number.total()} runs ({listed}), in {folder}/. {frozen}")
     if settings.plan.dry_run:

@@ -13,9 +13,10 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.bars import COLUMNS, bar, in_notebook
 from attnbench.machine.environment import machine
 from attnbench.machine.processes import Outcome
+from attnbench.report.sections.words import metric_name, where
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
-from attnbench.results.rows import TEST_OF_BEST, Measurement
+from attnbench.results.rows import TEST_OF_BEST, TRAINING, Measurement
 from attnbench.settings.escape import printable
 from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.hooks import duration
@@ -52,6 +53,14 @@ def kind_of(job: Job) -> Kind:
     return Kind(job.evaluation, job.task_label)
 
 
+def stages(kinds: Counter[Kind]) -> Counter[str]:
+    """Count runs by evaluation, in words."""
+    counts: Counter[str] = Counter()
+    for kind, number in kinds.items():
+        counts["language models" if kind.group == TRAINING else kind.group.replace("_", " ")] += number
+    return counts
+
+
 class Progress:
     """One line per finished run, and the runs under way with the time left: on a terminal below the lines, in a file
     behind each. A notebook has a bar alone.
@@ -65,6 +74,7 @@ class Progress:
     def __init__(self, left: Counter[Kind], costs: Mapping[str, float], *, tells_now: bool = True) -> None:
         self.tells_now = tells_now
         self.left, self.total, self.costs = left, left.total(), costs
+        self.of_stage = stages(left)
         self.seconds: dict[Kind, list[float]] = {}
         self.waiting: list[Job] = []
         self.at_a_time = 1
@@ -74,7 +84,9 @@ class Progress:
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Add runs that were not known at the beginning."""
-        self.left.update(kind_of(job) for job in jobs)
+        kinds = Counter(kind_of(job) for job in jobs)
+        self.left.update(kinds)
+        self.of_stage.update(stages(kinds))
         self.total += len(jobs)
 
     def skip(self, jobs: Sequence[Job]) -> None:
@@ -115,6 +127,9 @@ class Progress:
         parts = [f"about {duration(left)} to go"] if left else []
         if self.waiting and self.tells_now:
             others = min(self.at_a_time, len(self.waiting)) - 1
+            [(stage, _)] = stages(Counter([kind_of(self.waiting[0])])).items()
+            done = self.of_stage[stage] - stages(self.left)[stage]
+            parts.append(f"{stage} {done}/{self.of_stage[stage]}")
             parts.append(f"now {self.waiting[0].label}{f' and {others} more' if others else ''}")
         status = ", ".join(parts)
         if self._line is None:
@@ -154,7 +169,7 @@ class Progress:
 
 
 def what_came_out(job: Job) -> str:
-    """Name the score of a run, or the reason why it has none: accuracy 0.98 at num_pairs 16."""
+    """Name the score of a run, or the reason why it has none: accuracy 0.98, pairs 16."""
     answer = read_or_failure(path for path in job.all_results if path.exists())
     if isinstance(answer, Failure):
         return answer.reason
@@ -164,9 +179,9 @@ def what_came_out(job: Job) -> str:
         scores = [row for row in rows if row.metric == metric and _is_score(row)]
         if scores:
             last = scores[-1]
-            where = f" at {axis} {last.settings[axis]}" if axis in last.settings and axis not in job.label else ""
-            unit = f" {last.unit}" if last.unit not in ("", "1") else ""
-            return f"{metric} {last.value:.4g}{unit}{where}"
+            at = where({axis: last.settings[axis]}) if axis in last.settings else ""
+            shown = f", {at}" if at and at not in job.label else ""
+            return f"{metric_name(metric, last.unit)} {last.value:.4g}{shown}"
     return next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
 
 

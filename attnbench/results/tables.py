@@ -6,7 +6,7 @@ A table holds plain text; each renderer escapes it. The report's template render
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,40 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
     if table.lead:
         paragraph(table.lead)
-    console.print(to_terminal(table, console.width))
+    for part in _parts_that_fit(table, console.width):
+        console.print(to_terminal(part, console.width))
     for note in table.notes:
         paragraph(note)
+
+
+def _parts_that_fit(table: Table, width: int) -> list[Table]:
+    """Turn a table of scores that is too wide on its side, if it is less wide so, and cut it between columns."""
+    if table.num_labels != 1 or _width(table, width) <= width:
+        return [table]
+    first, *others = ([*column] for column in zip(table.headers, *table.lines, strict=True))
+    table = min(table, replace(table, headers=first, lines=others), key=lambda it: _width(it, width))
+    parts: list[list[int]] = [[0]]
+    for index in range(1, len(table.headers)):
+        if len(parts[-1]) > 1 and _width(_only(table, [*parts[-1], index]), width) > width:
+            parts.append([0])
+        parts[-1].append(index)
+    return [replace(_only(table, part), title=table.title if part is parts[0] else "") for part in parts]
+
+
+def _only(table: Table, indices: Sequence[int]) -> Table:
+    lines = [[line[index] for index in indices] for line in table.lines]
+    return replace(table, headers=[table.headers[index] for index in indices], lines=lines)
+
+
+def _width(table: Table, width: int) -> int:
+    """Return how wide a table is where no word is broken but the names of lines, which may have a share of `width`."""
+    columns = zip(table.headers, *table.lines, strict=True)
+    names, *numbers = ([printable(str(cell)) for cell in column] for column in columns)
+    wide = sum(
+        PADDING + max(len(word) for text in (header.replace("_", "_ "), *cells) for word in f"{text} .".split())
+        for header, *cells in numbers
+    )
+    return wide + PADDING + min(max(map(len, names)), int(MAX_NAME_SHARE * width))
 
 
 def to_html(table: Table) -> str:

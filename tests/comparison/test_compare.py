@@ -567,16 +567,18 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     compared(given)
     said = [record.message for record in caplog.records]
     # Before anything has run the plan's measured costs count, and then the one second that each cell takes.
-    assert any(line.startswith("[0/6] (about 6:00 to go, now copy softmax") for line in said)
+    assert any(line.startswith("[0/6] (about 6:00 to go, copy 0/6, now copy softmax") for line in said)
     lines = [line for line in said if re.match(r"\[\d/6\] copy", line)]
     assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
-    assert re.search(r"softmax.* search: selection [\d.]+, 0:01 \(about 0:05 to go, now copy softmax", lines[0])
-    assert re.search(r": symbol_accuracy [\d.e-]+ at length \d+, 0:01$", lines[-1])
+    assert re.search(
+        r"softmax.* search: validation accuracy [\d.]+, 0:01 \(about 0:05 to go, copy 1/6, now copy softmax", lines[0]
+    )
+    assert re.search(r": symbols right [\d.e-]+, length \d+, 0:01$", lines[-1])
     # The last lines say how the comparison grows.
     assert any("+plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
 
 
-@pytest.mark.parametrize(("unit", "said"), [("1", "perplexity 9.757"), ("nat", "perplexity 9.757 nat")])
+@pytest.mark.parametrize(("unit", "said"), [("1", "perplexity 9.757"), ("nat", "perplexity (nat) 9.757")])
 def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
     row = SimpleNamespace(measurement=Measurement(metric="perplexity", value=9.757, unit=unit))
     monkeypatch.setattr("attnbench.comparison.progress.read_or_failure", lambda paths: [row])
@@ -585,12 +587,13 @@ def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
     assert what_came_out(cell) == said  # pyright: ignore[reportArgumentType]
 
 
-def test_of_cells_that_run_side_by_side_the_first_is_named(caplog):
+def test_of_cells_that_run_side_by_side_the_first_is_named(monkeypatch, caplog):
     caplog.set_level("INFO", logger="attnbench")
+    monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda job: Kind("copy", job.label))
     waiting: list[Any] = [SimpleNamespace(label=name) for name in ("one", "two", "three", "four")]
     for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
         Progress(Counter(), {}).begin(waiting, at_a_time)
-        assert caplog.records[-1].message == f"[0/0] ({running})"
+        assert caplog.records[-1].message == f"[0/0] (copy 0/0, {running})"
 
 
 def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch, caplog):
@@ -608,8 +611,9 @@ def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_who
     assert f"{first} {second.strip()}" == line
 
 
-def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run():
+def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run(monkeypatch):
     cells: list[Any] = [SimpleNamespace(label=name) for name in ("one", "two", "three", "new")]
+    monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda job: Kind("copy", job.label))
     one, two, three, new = cells
     progress = Progress(Counter(), {})
     progress.begin([one, two, three], 2)

@@ -309,3 +309,16 @@ def test_names_cannot_command_the_terminal_or_the_markup():
     assert "[red]x" in text
     assert "\x1b" not in text
     assert r"a\x1b[2J\nb" in text
+
+
+@pytest.mark.parametrize("num_scores", [2, 12])
+def test_no_word_of_a_wide_table_is_broken(num_scores):
+    """Many variants become lines, and columns that do not fit stand below."""
+    variants = [f"mixer{index}" for index in range(12)]
+    scores = [f"perplexity of text{index}" for index in range(num_scores)]
+    lines = [[score, *[f"{index}.125" for index in range(12)]] for score in scores]
+    text = shown(Table(headers=["", *variants], lines=lines, notes=["Below."]))
+    assert max(map(len, text.splitlines())) <= 80
+    assert {*variants, "perplexity", *(score.split()[-1] for score in scores)} <= {*text.split()}
+    assert text.count("11.125") == num_scores
+    assert text.count("Below.") == 1

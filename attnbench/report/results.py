@@ -1,5 +1,6 @@
 """Results of a comparison or a run for Python: tables of pandas, charts of altair, and the answer for a notebook."""
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from attnbench.report.charts.vega import to_chart
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.page import page_sections, pictures_of
 from attnbench.report.sections.answer import sentences
+from attnbench.report.sections.front import first_answer
 from attnbench.report.sections.words import capitalized, metric_name, where
-from attnbench.report.terminal import answer_tables
 from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.tables import to_html
 from attnbench.settings.errors import UserError, did_you_mean
+from attnbench.settings.escape import printable
 from attnbench.training.log import stream_metrics
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.summary import summary
@@ -28,7 +30,7 @@ USUAL = ("split", "checkpoint", "chance")
 class Results:
     """Results of a folder: an experiment, a run, or a published table. Files are read when something is asked for.
 
-    In a notebook it shows the table of scores and the sentences of the answer.
+    In a notebook it shows what the report's first screen does: the answer in sentences, and the table of scores.
 
     Attributes:
         folder: where the results are.
@@ -153,7 +155,9 @@ class Results:
 
     def _repr_html_(self) -> str:
         try:
-            return "".join(map(to_html, answer_tables(self.inputs)))
+            told, scores = first_answer(self.inputs, self.inputs.verdicts)
+            said = Markup("").join(Markup("<p>{}</p>").format(printable(sentence)) for sentence in told)
+            return said + to_html(replace(scores.table, notes=[scores.note.replace("Shaded", "Bold", 1)]))
         except UserError as error:
             # A notebook would show it as an error of the cell, though the call succeeded: a dry run has no results.
             return Markup("<p>{}</p>").format(str(error))

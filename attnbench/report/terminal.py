@@ -10,7 +10,7 @@ from rich.console import Console
 from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.scores import score_table, summary_table
 from attnbench.results.rows import TEST_OF_BEST, Identity
-from attnbench.results.tables import MetricColumn, Table, comparison_tables, print_table, read_folders
+from attnbench.results.tables import MetricColumn, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
 from attnbench.settings.escape import printable
 from attnbench.verdict.axes import distinguish_variants
@@ -61,21 +61,17 @@ def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
 
 
 def print_comparison(inputs: "Inputs") -> None:
-    for table in answer_tables(inputs):
-        print_table(table)
-    if inputs.protocol.factors and inputs.imported:
-        print(printable(inputs.imported))
-
-
-def answer_tables(inputs: "Inputs") -> list[Table]:
-    """Return the table of scores with the sentences of the answer below, or a factorial's tables of effects."""
     # Imported here: it loads torch, and commands check their settings first.
     from attnbench.report.sections.effects import factorial_tables
 
     protocol = inputs.protocol
     if protocol.factors:
         factorial = Factorial.of(protocol.variants, protocol.factors)
-        return factorial_tables(factorial, inputs.figures, inputs.primaries)
+        for table in factorial_tables(factorial, inputs.figures, inputs.primaries):
+            print_table(table)
+        if inputs.imported:
+            print(printable(inputs.imported))
+        return
     content = summary(inputs.figures, inputs.verdicts, protocol.variants)
     lacking = [
         f"{variant}: {without}, which others have here."
@@ -84,4 +80,4 @@ def answer_tables(inputs: "Inputs") -> list[Table]:
         if without
     ]
     notes = [*sentences(inputs), *lacking, *filter(None, [inputs.imported])]
-    return [replace(summary_table(content), notes=notes)]
+    print_table(replace(summary_table(content), notes=notes))

@@ -5,12 +5,14 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from markupsafe import escape
 from torch import nn
 
 import attnbench
 from attnbench.cli import from_python
 from attnbench.machine.bars import bar, in_notebook
 from attnbench.report.results import Results
+from attnbench.report.sections.front import first_answer
 from attnbench.results.numbers import reaches
 from attnbench.settings.errors import Interrupted, UserError
 
@@ -99,8 +101,11 @@ def test_results_have_tables_charts_and_the_answer(published):
         assert not reaches(0, line.low) or not reaches(line.high, 0)
     assert (published.rows["status"] == "ok").any()
     html = published._repr_html_()
-    assert all(sentence.partition(" ")[0] in html for sentence in published.sentences)
-    assert html.count("<tr>") > 5
+    told, _ = first_answer(published.inputs, published.inputs.verdicts)
+    assert told
+    assert all(f"<p>{escape(sentence)}</p>" in html for sentence in told)
+    assert "Bold: the best mean of a column." in html
+    assert html.count("<tr>") == 1 + published.scores["variant"].nunique()
     chart = published.plot().to_dict()
     assert next(iter(published.plots.values())) == chart["title"]["text"]
     with pytest.raises(UserError, match="no chart what"):

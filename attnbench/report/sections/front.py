@@ -21,17 +21,21 @@ MANY_SCORES = 9
 
 
 def front(inputs: Inputs, verdicts: Sequence[Verdict], notes: Sequence[Block]) -> Section:
-    protocol = inputs.protocol
-    content = narrowed(summary(inputs.figures, verdicts, protocol.variants))
-    said = first_sentences(verdicts) if verdicts else [*protocol.descriptive] or [unscored_reason(inputs)]
-    unfinished = [Note(UNFINISHED, kind="callout")] if protocol.missing else []
-    lead = [Note(content.lead, kind="callout")] if content.lead else []
-    table = score_table(content)
-    scores = Scores(replace(table, lead=""), signs_note(content, common_reference(verdicts)))
+    said, scores = first_answer(inputs, verdicts)
+    unfinished = [Note(UNFINISHED, kind="callout")] if inputs.protocol.missing else []
+    lead = [Note(scores.table.lead, kind="callout")] if scores.table.lead else []
+    scores = replace(scores, table=replace(scores.table, lead=""))
     pictures = front_pictures(inputs, verdicts)
     drawn = [Pictures(pictures)] if pictures else []
     blocks: list[Block] = [*unfinished, Sentences(said), *lead, scores, *drawn, *notes]
     return Section(title="The answer", blocks=blocks, is_first=True)
+
+
+def first_answer(inputs: Inputs, verdicts: Sequence[Verdict]) -> tuple[list[str], Scores]:
+    """Return the sentences of the first screen and its table."""
+    content = narrowed(summary(inputs.figures, verdicts, inputs.protocol.variants))
+    said = first_sentences(verdicts) if verdicts else [*inputs.protocol.descriptive] or [unscored_reason(inputs)]
+    return said, Scores(score_table(content), signs_note(content, common_reference(verdicts)))
 
 
 def narrowed(content: Summary) -> Summary:

@@ -245,10 +245,12 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bo
     inputs = read_inputs(folder)
     if prints:
         print_comparison(inputs)
+    page = None
     if settings.report:
         from attnbench.report.page import write_report
 
-        log.info(f"report, for a browser: {write_report(folder, inputs=inputs)}")
+        page = write_report(folder, inputs=inputs)
+        log.info(f"report, for a browser: {page}")
     # A frozen plan takes no other variant; a factorial names its parts for each.
     if prints and not is_frozen and not plan.factors:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
@@ -256,4 +258,4 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bo
     if mirrored:
         from attnbench.report.workspace import show_comparison
 
-        show_comparison(folder, settings.logger, root=beside(settings.outputs_dir))
+        show_comparison(folder, settings.logger, root=beside(settings.outputs_dir), report=page and page.parent)

@@ -24,17 +24,17 @@ FINISH_SECONDS = 20.0
 REACHABLE = "logged in, and the server can be reached"
 
 
+LINES, BARS = "wandb/lineseries/v0", "wandb/bar/v0"
+FIELDS = {LINES: ("step", "lineKey", "lineVal"), BARS: ("label", "value")}
+"""Columns of the points that wandb's own kinds of charts draw."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineChart:
-    title: str
-    axis: str
-    lines: dict[str, list[tuple[float, float]]]
-    """(position on the axis, value) by name."""
-
-
-LINE_CHART = "wandb/lineseries/v0"
-
-LINE_CHART_FIELDS = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}
+class Chart:
+    kind: str
+    """One of FIELDS."""
+    strings: dict[str, str]
+    points: list[list[Any]]
 
 
 class WandbMirror:
@@ -151,23 +151,24 @@ class WandbMirror:
         self,
         *,
         tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]],
-        charts: Mapping[str, LineChart],
+        charts: Mapping[str, Chart],
         summary: Mapping[str, float],
+        report: Path | None = None,
     ) -> None:
-        """Log tables (columns and rows), charts and a summary, which have no steps."""
+        """Log tables (columns and rows), charts and a summary, which have no steps, and a report's folder."""
         if self._run is None:
             return
         wandb = _quiet_wandb()
         content = {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in tables.items()}
         for name, chart in charts.items():
-            points = [[x, line, value] for line, line_points in chart.lines.items() for x, value in line_points]
-            content[name] = wandb.plot_table(
-                LINE_CHART,
-                wandb.Table(columns=list(LINE_CHART_FIELDS.values()), data=points),
-                LINE_CHART_FIELDS,
-                {"title": chart.title, "xname": chart.axis},
-            )
+            fields = FIELDS[chart.kind]
+            points = wandb.Table(columns=list(fields), data=chart.points)
+            content[name] = wandb.plot_table(chart.kind, points, {field: field for field in fields}, chart.strings)
         self._send(lambda: (self._run.log(content), self._run.summary.update(dict(summary))))
+        if report is not None and self._run is not None:
+            artifact = wandb.Artifact(f"{self._run.id}-report", "report")
+            artifact.add_dir(str(report))
+            self._send(lambda: self._run.log_artifact(artifact))
 
     def close(self, exit_code: int = 0) -> None:
         """End the run in wandb, as failed if `exit_code` is not 0."""

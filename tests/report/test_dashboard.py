@@ -1,5 +1,6 @@
 """The workspace shows every evaluation and every plot of conf/eval, and without a login it is a file."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from wandb_server import KEY, Server
 
 from attnbench.evals.base import Evaluation
 from attnbench.report.sections.words import heading
-from attnbench.report.workspace import ROWS, chart_key
+from attnbench.report.workspace import ROWS, TABLES, chart_key, score_key
 from attnbench.settings.registry import resolve
-from attnbench.settings.schema import CONF
+from attnbench.settings.schema import CONF, RunSettings
 
 pytest.importorskip("wandb_workspaces", reason="needs the extra `dashboards`")
 
@@ -71,17 +72,23 @@ def test_without_a_login_it_is_a_file_that_names_every_evaluation_and_plot(root,
     evaluations = {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "eval").glob("*.yaml")}
     del evaluations["battery"], evaluations["ladder"]
     assert len(evaluations) >= 6
-    assert set(sections) == {"Results", *map(heading, evaluations), "Training"}
+    assert set(sections) == {"Results", *map(heading, evaluations), "Training", "Trained length"}
     for name, options in evaluations.items():
         plots = resolve(options["_target_"], Evaluation).plots
-        tables = [f"{chart_key(name, metric, axis)}_table" for metric, axis in plots]
+        keys = [score_key(name), *(chart_key(name, metric, axis) for metric, axis in plots)]
+        tables = [f"{key}_table" for key in keys]
         shown = json.dumps(sections[heading(name)])
-        assert len(tables) == len(sections[heading(name)]) > 0
+        assert len(tables) == len(sections[heading(name)]) > 1
         assert all(f'"{table}"' in shown for table in tables)
-    assert f'"{ROWS}"' in json.dumps(sections["Results"])
+    wide = map(json.dumps, sections["Results"])
+    assert all(f'"{name}"' in panel for name, panel in zip(TABLES, wide, strict=True))
     curves = [panel["config"] for panel in sections["Training"]]
     assert all(curve["xAxis"] == "tokens" for curve in curves)
     assert ["loss"] in [curve["metrics"] for curve in curves]
+    assert "seq_len" in {field.name for field in dataclasses.fields(RunSettings)}, "the configuration of a run has it"
+    assert {panel["config"]["xAxis"] for panel in sections["Trained length"]} == {"config:seq_len.value"}
+    shown = {panel["config"]["yAxis"].removeprefix("summary:") for panel in sections["Trained length"]}
+    assert shown == {"tokens_per_second", *(name for curve in curves for name in curve["metrics"] if "/" in name)}
 
 
 def test_without_its_library_it_is_one_line(tmp_path, monkeypatch):
@@ -92,25 +99,12 @@ def test_without_its_library_it_is_one_line(tmp_path, monkeypatch):
     assert not (tmp_path / "outputs").exists()
 
 
-class Views(Server):
-    """As much of wandb's server as a workspace needs."""
-
-    views: list[dict[str, str]] = []  # noqa: RUF012
-
-    def do_POST(self):  # noqa: N802
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if "upsertView" in asked["query"]:
-            self.views.append(asked["variables"])
-            return self.reply({"data": {"upsertView": {"view": {"id": "SUQ=", "name": "nw-abc-v"}, "inserted": True}}})
-        return self.reply({"data": {"viewer": {"id": "SUQ=", "entity": "me", "flags": "{}", "teams": {"edges": []}}}})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 403])
 def test_with_a_login_it_is_published(root, tmp_path, monkeypatch, status):
-    monkeypatch.setattr(Views, "views", [])
-    monkeypatch.setattr(Views, "status", status)
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Views)
+    monkeypatch.setattr(Server, "asked", [])
+    monkeypatch.setattr(Server, "status", status)
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     running.daemon_threads = True
     threading.Thread(target=running.serve_forever, daemon=True).start()
     server = f"http://127.0.0.1:{running.server_port}"
@@ -119,9 +113,10 @@ def test_with_a_login_it_is_published(root, tmp_path, monkeypatch, status):
     running.server_close()
     if status == 200:
         assert (done.stdout, done.returncode) == (f"dashboard: {server}/me/attnbench?nw=abc\n", 0), done.stderr
-        (view,) = Views.views
+        (view,) = (variables for variables in Server.asked if "spec" in variables)
         assert (view["entityName"], view["projectName"]) == ("me", "attnbench")
         assert ROWS in view["spec"]
+        assert score_key("ladder_recall") in view["spec"]
     else:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         assert done.stderr.startswith("error: wandb refused the dashboard: ")

@@ -15,7 +15,8 @@ from report_rows import SKILL, write_experiment
 from wandb_server import KEY, Server
 
 from attnbench.report.inputs import about, read_inputs
-from attnbench.report.workspace import ROWS, chart_key
+from attnbench.report.sections.answer import sentences
+from attnbench.report.workspace import ANSWER, ROWS, SCORES, TABLES, VERDICTS, chart_key, score_key
 from attnbench.results.rows import COLUMNS
 from attnbench.settings.errors import UserError
 from attnbench.training.wandb import _quiet_wandb, legal_run_id
@@ -200,15 +201,18 @@ def test_wandb_offline_said_once_holds_for_auto(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_is_one_run_with_its_rows_its_charts_and_its_summary(tmp_path):
-    write_experiment(tmp_path / "experiment")
+def test_a_comparison_is_one_run_with_its_tables_its_charts_its_report_and_its_summary(tmp_path):
+    write_experiment(tmp_path / "experiment", seeds=6)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("a page")
     script = """
 from attnbench.report.workspace import show_comparison
 show_comparison(Path("experiment"), LoggerSettings(mode="none"), root=Path("."))
 print("wandb" in sys.modules, Path("wandb").exists())
 # A second time it is the same run, and not a second one.
+settings = LoggerSettings(mode="offline", name="mine")
 for _ in range(2):
-    show_comparison(Path("experiment"), LoggerSettings(mode="offline", name="mine"), root=Path("."))
+    show_comparison(Path("experiment"), settings, root=Path("."), report=Path("report"))
 """
     assert in_a_process(script, tmp_path) == "False False\n"
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
@@ -235,11 +239,24 @@ for _ in range(2):
         and axis in row.measurement.settings
     }
     assert len(found) > 8
-    assert found == set(tables) - {ROWS}
+    scored = {score_key(name) for name in {row.identity.evaluation for row in rows} if score_key(name) in tables}
+    assert scored > {score_key("copy"), score_key("recall"), score_key("perplexity")}
+    assert found == set(tables) - {*TABLES} - scored
+    assert [line[0] for line in tables[SCORES]["data"]] == [*SKILL]
+    copied = tables[SCORES]["columns"].index("copy/copy at 50")
+    assert all(0 < line[copied] <= 1 for line in tables[SCORES]["data"])
+    judged = [dict(zip(tables[VERDICTS]["columns"], line, strict=True)) for line in tables[VERDICTS]["data"]]
+    assert [it["first"] for it in judged] == [verdict.pair.first for verdict in inputs.verdicts]
+    words = {it["verdict"] for it in judged}
+    assert {"better", "undecided"} < words <= {"better", "worse", "equivalent", "undecided", "none"}
+    assert [line for (line,) in tables[ANSWER]["data"]] == sentences(inputs)
+    artifacts = [record["artifact"] for record in records if record["type"] == "artifact"]
+    (report,) = (it for it in artifacts if it["type"] == "report")
+    assert [it["path"] for it in report["manifest"]["contents"]] == ["index.html"]
     assert {line for _, line, _ in tables["copy/symbol_accuracy_by_length"]["data"]} == set(SKILL)
     updates = [item for record in records if record["type"] == "summary" for item in record["summary"]["update"]]
     assert any("copy/copy at 50/softmax" in str(item) for item in updates), updates
-    outside = [path for path in tmp_path.iterdir() if path.name not in ("experiment", "wandb", "netrc")]
+    outside = [path for path in tmp_path.iterdir() if path.name not in ("experiment", "report", "wandb", "netrc")]
     assert not [path for folder in outside for path in folder.rglob("*.table.json")]
 
 
@@ -263,6 +280,28 @@ def server(monkeypatch):
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{running.server_port}"
     stop()
+
+
+@pytest.mark.slow
+def test_a_server_gets_a_comparison_s_tables_and_report(tmp_path, server, monkeypatch):
+    for name, empty in (("uploaded", []), ("asked", []), ("files", {})):
+        monkeypatch.setattr(Server, name, empty)
+    write_experiment(tmp_path / "experiment", evaluations=("copy", "perplexity"))
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("a page")
+    script = """
+from attnbench.report.workspace import show_comparison
+show_comparison(Path("experiment"), LoggerSettings(mode="online"), root=Path("."), report=Path("report"))
+"""
+    in_a_process(script, tmp_path, WANDB_API_KEY=KEY, WANDB_BASE_URL=server)
+    assert Server.files["index.html"] == b"a page"
+    kinds = [it["input"]["artifactTypeName"] for it in Server.asked if "artifactTypeName" in it.get("input", {})]
+    assert kinds.count("report") == 1
+    assert json.loads(Server.files[f"{SCORES}.table.json"])["columns"][0] == "variant"
+    assert {f"{name}.table.json" for name in TABLES} < Server.files.keys()
+    last = json.loads(next(body for body in reversed(Server.uploaded) if b"copy at 50" in body))["files"]
+    (summary,) = map(json.loads, last["wandb-summary.json"]["content"])
+    assert {*TABLES, f"{score_key('copy')}_table"} <= summary.keys()
 
 
 @pytest.mark.slow

@@ -80,4 +80,4 @@ def print_comparison(inputs: "Inputs") -> None:
         if without
     ]
     notes = [*sentences(inputs), *lacking, *filter(None, [inputs.imported])]
-    print_table(replace(summary_table(content), notes=notes))
+    print_table(replace(summary_table(content), notes=[*content.ratio_notes, *notes]))

@@ -35,6 +35,10 @@ MIXER_OPTIONS, EVALUATION_OPTIONS = "mixer_options", "evaluation_options"
 IMPORTED = "imported"
 """Setting of every row of an imported cell: a mark for each import, see comparison/imports.py."""
 
+REFERENCE, REFERENCE_RATIO = "reference_milliseconds", "reference_ratio"
+"""Settings of a timed row: times of a reference just before and after, and the row's own over them; see
+evals/lib/reference.py."""
+
 NUMBERS = ("batch_size", "budget", "chance", "learning_rate", "length", "num_pairs", "sequence_length", "width")
 """Settings that verdicts and pages compute with."""
 

@@ -6,11 +6,19 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnbench.results.protocol import PROTOCOL
-from attnbench.results.rows import EVALUATION_OPTIONS, IMPORTED, MIXER_OPTIONS, Identity, ResultRow
+from attnbench.results.rows import (
+    EVALUATION_OPTIONS,
+    IMPORTED,
+    MIXER_OPTIONS,
+    REFERENCE,
+    REFERENCE_RATIO,
+    Identity,
+    ResultRow,
+)
 
 PER_RUN = (
     *("learning_rate", "recipe", "not_applicable", "rate_at_edge", "backend"),
-    *("stack", "stack_too_large", "compiled"),
+    *("stack", "stack_too_large", "compiled", "load_average", REFERENCE, REFERENCE_RATIO),
     *(MIXER_OPTIONS, EVALUATION_OPTIONS, PROTOCOL, IMPORTED),
 )
 """Settings of a run, which may differ between the seeds of one figure. Options of an evaluation that differ become axes

@@ -13,6 +13,8 @@ from attnbench.results.numbers import format_interval, format_number, format_wit
 from attnbench.results.rows import (
     ALL_SEEDS,
     MAX_NUMBER,
+    REFERENCE,
+    REFERENCE_RATIO,
     Identity,
     Measurement,
     ResultRow,
@@ -27,6 +29,13 @@ from attnbench.verdict.levels import totals
 from attnbench.verdict.statistics import bounded_interval, share_interval, student_interval
 
 ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num_devices")
+
+MOST_MOVED = 1.1
+"""Largest time of a reference over its smallest, in one table, at which timings are ranked."""
+
+RATIO_NOTE = (
+    "×: over the time, or the speed, of as many softmax layers of torch at the run's size, timed just before and after."
+)
 
 IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}
 """Statuses as they follow a variant's name; others are printed without underscores."""
@@ -61,6 +70,10 @@ class Figure:
     """Settings of the evaluation that this mixer does not have."""
     sittings: tuple[str, ...] = ()
     """Process starts that measured its rows; see `ResultRow.measured_in`."""
+    references: tuple[float, ...] = ()
+    """Milliseconds of the reference beside its rows; see evals/lib/reference.py."""
+    ratio: float | None = None
+    """The mean over that of the reference; None where a row has none."""
 
     @property
     def variant(self) -> str:
@@ -90,7 +103,11 @@ class Figure:
 
     @property
     def number(self) -> str:
-        return f"{self.mean:.3f}" if self.has_range and is_accuracy(self.metric) else self.text
+        return f"{self.mean:.3f}" if self.has_range and is_accuracy(self.metric) else self.ratio_text + self.text
+
+    @property
+    def ratio_text(self) -> str:
+        return "" if self.ratio is None or self.mean is None else f"{self.ratio:.3g}×, "
 
     @property
     def spread(self) -> str:
@@ -175,11 +192,26 @@ def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
+    """Return why timings of one name may not be ranked: several sittings, or a reference beside them that moved."""
     timed: dict[str, list[str]] = {}
+    references: dict[str, list[float]] = {}
     for name, figure in named:
         if figure.mean is not None and is_timed(figure.metric, figure.unit):
             timed.setdefault(name, []).extend(figure.sittings)
-    return sittings_line(timed)
+            references.setdefault(name, []).extend(figure.references)
+    return sittings_line(timed) or _references_line(references)
+
+
+def _references_line(references: Mapping[str, Sequence[float]]) -> str:
+    ends = {name: (min(times), max(times)) for name, times in references.items() if times}
+    moved = [
+        f"{name} ({format_number(low)} to {format_number(high)} ms)"
+        for name, (low, high) in ends.items()
+        if high > MOST_MOVED * low
+    ]
+    if not moved:
+        return ""
+    return f"No ranking of speed: the load changed, as a reference timed beside each run shows: {', '.join(moved)}."
 
 
 def to_rows(figures: Iterable[Figure]) -> list[ResultRow]:
@@ -199,6 +231,7 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
     wishes = first.settings.get("not_applicable")
     counts = [measurement.num_samples for measurement in measured]
     known = [count for count in counts if count is not None]
+    ratios = [entry.settings[REFERENCE_RATIO] for entry in measured if REFERENCE_RATIO in entry.settings]
     same = [name for name, other in shared.get(identity.evaluation, {}).items() if other == identity.variant]
     return Figure(
         identity=identity,
@@ -217,6 +250,8 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
         reason=next((entry.reason for entry in measurements.values() if entry.status != "ok"), ""),
         not_applicable=tuple(map(str, wishes)) if isinstance(wishes, list) else (),
         sittings=tuple(sorted({row.measured_in for row in group})),
+        references=tuple(ms for entry in measured for ms in entry.settings.get(REFERENCE, ())),
+        ratio=float(np.mean(ratios)) if ratios and len(ratios) == len(measured) else None,
     )
 
 

@@ -20,7 +20,7 @@ from attnbench.settings.schema import CONF
 from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.family import family, solved_beside
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
-from attnbench.verdict.seeds import Figure, sittings_lead
+from attnbench.verdict.seeds import RATIO_NOTE, Figure, sittings_lead
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
 
@@ -72,6 +72,11 @@ class Summary:
     def lead(self) -> str:
         entries = (zip(self.columns, line, strict=True) for line in self.lines.values())
         return sittings_lead((column.header, it.figure) for line in entries for column, it in line if it.figure)
+
+    @property
+    def ratio_notes(self) -> list[str]:
+        found = [it.figure for line in self.lines.values() for it in line if it.figure]
+        return [RATIO_NOTE] if any(figure.ratio_text for figure in found) else []
 
 
 def summary(figures: Sequence[Figure], verdicts: Sequence[Verdict], variants: Iterable[str] = ()) -> Summary:

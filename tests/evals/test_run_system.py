@@ -17,6 +17,7 @@ from small import compose_once, python_path
 from attnbench.comparison import execute as run_model
 from attnbench.comparison.workers import execute
 from attnbench.evals.base import SystemEvaluation
+from attnbench.evals.lib import reference
 from attnbench.evals.runners.system import SystemJob
 from attnbench.evals.throughput import Throughput
 from attnbench.machine import environment as environments
@@ -255,3 +256,28 @@ def test_a_system_cell_is_run_once(tmp_path):
     assert cell.results.stat().st_mtime_ns == before
     execute(job(replace(own, rerun=True)))
     assert cell.results.stat().st_mtime_ns > before
+
+
+def test_timed_rows_have_a_reference_beside_them_and_their_ratio_to_it(tmp_path, monkeypatch):
+    taken = iter((40.0, 44.0, 400.0, None))
+    monkeypatch.setattr("attnbench.evals.lib.reference._reference_ms", lambda run: next(taken))
+    path = measured(settings(tmp_path, "eval.throughput.lengths=[16,32,64]", "eval.throughput.constant_tokens=null"))
+    own = [row.measurement for row in read_results(path)]
+    timed = [row for row in own if "reference_milliseconds" in row.settings]
+    assert {row.metric for row in own} - {row.metric for row in timed} == {"peak_memory_mib"}
+    assert all("load_average" in row.settings for row in timed)
+    expected = {16: [40.0, 44.0], 32: [44.0, 400.0], 64: [400.0]}
+    assert all(row.settings["reference_milliseconds"] == expected[row.settings["sequence_length"]] for row in timed)
+    found = {row.metric: row for row in timed if row.settings["sequence_length"] == 16}
+    step, speed = found["step_milliseconds"], found["tokens_per_second"]
+    assert step.settings["reference_ratio"] == pytest.approx((step.value or 0) / 42)
+    # 4 x 32 tokens are a batch of the training.
+    assert speed.settings["reference_ratio"] == pytest.approx((speed.value or 0) / (4 * 32 / 42e-3))
+    assert "reference_ratio" not in found["achieved_tflops"].settings
+
+
+def test_the_reference_takes_time_and_draws_nothing_from_the_generator(tmp_path):
+    own = job(settings(tmp_path)).run
+    before = torch.get_rng_state()
+    assert 0 < (reference._reference_ms(own) or 0) < 10_000
+    assert torch.equal(torch.get_rng_state(), before)

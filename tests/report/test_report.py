@@ -5,8 +5,10 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import altair
 import pytest
@@ -40,6 +42,7 @@ from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import pictures_of, write_report, write_sections
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.differences import difference_section
+from attnbench.report.sections.scores import score_table
 from attnbench.report.sections.surroundings import ACTIVATION, ALIKE, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
@@ -52,10 +55,10 @@ from attnbench.report.terminal import print_comparison
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS, Measurement
-from attnbench.results.tables import Table
+from attnbench.results.tables import Table, TableCell
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
-from attnbench.verdict.seeds import figures
+from attnbench.verdict.seeds import RATIO_NOTE, figures
 from attnbench.verdict.summary import headline_columns, summary
 
 VOID = ("meta", "wbr")
@@ -390,6 +393,37 @@ def test_timings_of_several_sittings_are_said_to_be_and_are_in_no_order(tmp_path
     first, page = shown()
     assert first
     assert "is softmax" in page
+
+
+@pytest.mark.parametrize("slowed_ms", [41.0, 389.8])
+def test_timings_are_shown_over_a_reference_and_not_ranked_where_that_was_slowed_down(
+    slowed_ms, tmp_path, capsys, monkeypatch
+):
+    measure = EVALUATIONS["throughput"]
+
+    def beside_reference(variant: str, *given: Any) -> Iterator[Measurement]:
+        ratio, last = (2.5, slowed_ms) if variant == "linear" else (0.5, 40.0)
+        told = {"reference_milliseconds": [39.8, last], "reference_ratio": ratio, "load_average": 0.2}
+        for it in measure(variant, *given):
+            yield it if it.unit == "MiB" else dataclasses.replace(it, settings=it.settings | told)
+
+    monkeypatch.setitem(EVALUATIONS, "throughput", beside_reference)
+    folder = write_experiment(tmp_path / "timed", seeds=1, evaluations=("throughput",))
+    inputs = read_inputs(folder)
+    sentence = "No ranking of speed: the load changed, as a reference timed beside each run shows: "
+    page = Page(write_report(folder)).text
+    print_comparison(inputs)
+    printed = " ".join(capsys.readouterr().out.split())
+    is_slowed = slowed_ms == 389.8
+    for text in (page, printed):
+        assert (sentence in text) == is_slowed
+        assert ("(39.8 to 389.8 ms)" in text) == is_slowed
+        # The ratio comes first, the number itself behind it.
+        assert re.search(r"2\.5×, [\d,.]+", text)
+        assert RATIO_NOTE in text
+    table = score_table(summary(inputs.figures, []))
+    best = [line[0] for line in table.lines if isinstance(line[1], TableCell) and line[1].mark == "best"]
+    assert best == ([] if is_slowed else ["linear"])
 
 
 def test_a_published_table_of_rows_has_its_sittings_from_the_record(tmp_path):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.evals.base import SystemEvaluation
+from attnbench.evals.lib.reference import beside_reference
 from attnbench.evals.lib.rows import first_metric_without_number, until_out_of_memory
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.environment import machine
 from attnbench.results.corpora import on_corpus
 from attnbench.results.folder import ROOT
@@ -72,7 +74,8 @@ class SystemJob(Job):
         group = f"eval.{self.evaluation}"
         built = build(self.settings.target, self.settings.options, SystemEvaluation, group=group)
         instead = partial(first_metric_without_number, built, self.evaluation)
-        yield from until_out_of_memory(iter(built.run(self.run)), instead)
+        measured = until_out_of_memory(iter(built.run(self.run)), instead)
+        yield from beside_reference(self.run, measured) if isinstance(built, Timed) else measured
 
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
         """Log each row: a measurement may take minutes."""

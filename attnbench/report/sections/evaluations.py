@@ -15,7 +15,7 @@ from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import Figure, same_models, sittings_lead
+from attnbench.verdict.seeds import RATIO_NOTE, Figure, same_models, sittings_lead
 from attnbench.verdict.summary import headline_columns
 
 POSITION = "position_bucket"
@@ -86,6 +86,7 @@ def _definitions(figures: Sequence[Figure]) -> list[Folded]:
     axes = dict.fromkeys(axis for figure in figures for axis in figure.settings)
     lines = {words.capitalized(name): DEFINITIONS[metric] for metric, name in metrics.items() if metric in DEFINITIONS}
     lines |= {words.capitalized(words.axis_name(axis)): AXES[axis] for axis in axes if axis in AXES}
+    lines |= {"×": RATIO_NOTE.removeprefix("×: ")} if any(figure.ratio_text for figure in figures) else {}
     return [Folded("What the numbers are", f"{len(lines)} definitions", lines)] if lines else []
 
 

@@ -41,7 +41,7 @@ def score_table(content: Summary, *, with_intervals: bool = False, title: str = 
         columns.append(_cells(column, entries, primaries.get(column.evaluation), with_intervals=with_intervals))
     lines = [[variant, *(cells[row] for cells in columns)] for row, variant in enumerate(content.lines)]
     headers = ["variant", *(_header(column, content.columns) for column in content.columns)]
-    return Table(title=title, lead=content.lead, headers=headers, lines=lines)
+    return Table(title=title, lead=content.lead, headers=headers, lines=lines, notes=content.ratio_notes)
 
 
 def signs_note(content: Summary, reference: str | None) -> str:
@@ -52,7 +52,7 @@ def signs_note(content: Summary, reference: str | None) -> str:
     told = ", ".join(f"{sign} {word}" for sign, word in named.items() if sign in signs)
     whom = "Signs are against every other variant" if reference is None else f"Signs are against {reference}"
     tested = f" {whom}: {told}, at 5 % over all tests; without a sign: not decided, or not tested." if told else ""
-    return f"Shaded: the best mean of a column.{tested}"
+    return " ".join([f"Shaded: the best mean of a column.{tested}", *content.ratio_notes])
 
 
 def _header(column: Column, columns: Sequence[Column]) -> TableCell:
@@ -70,7 +70,7 @@ def _cells(
     column: Column, entries: Sequence[Entry], primary: Primary | None, *, with_intervals: bool
 ) -> list[TableCell]:
     figures = [entry.figure for entry in entries]
-    texts = [_number(figure, column, primary) for figure in figures]
+    texts = [(it.ratio_text if it else "") + _number(it, column, primary) for it in figures]
     best = _best(column, figures, texts)
     cells = []
     for entry, figure, text in zip(entries, figures, texts, strict=True):
@@ -85,7 +85,8 @@ def _cells(
 
 def _best(column: Column, figures: Sequence[Figure | None], texts: Sequence[str]) -> str:
     """Return the text of the best mean; empty where all are equal, or where numbers of several sittings stand."""
-    means = {text: it.mean for it, text in zip(figures, texts, strict=True) if it is not None and it.mean is not None}
+    shown = {text: it.mean if it.ratio is None else it.ratio for it, text in zip(figures, texts, strict=True) if it}
+    means = {text: value for text, value in shown.items() if value is not None}
     is_mixed = sittings_lead((column.header, figure) for figure in figures if figure is not None)
     if column.higher_is_better is None or is_mixed or len(means) < 2:
         return ""

@@ -77,8 +77,9 @@ def _cells(
         if figure is None or figure.mean is None:
             cells.append(TableCell(text=entry.text, notes=_notes(entry, False), mark="lost" if figure else ""))
             continue
-        mark = "best" if text == best else ""
         sign = _sign(entry, has_reference=any(it.verdict is not None for it in entries))
+        # A score that rounds to the best one may be worse.
+        mark = "best" if text == best and sign != SIGNS["worse"] else ""
         cells.append(TableCell(text=text, notes=_notes(entry, with_intervals), mark=mark, sign=sign))
     return cells
 

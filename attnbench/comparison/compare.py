@@ -252,7 +252,7 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bo
         page = write_report(folder, inputs=inputs)
         log.info(f"report, for a browser: {page}")
     # A frozen plan takes no other variant; a factorial names its parts for each.
-    if prints and not is_frozen and not plan.factors:
+    if prints and not is_frozen and not plan.factors and "mine" not in plan.variants:
         log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
         log.info(f'  {settings.command} "{OWN_LAYER}"')
     if mirrored:

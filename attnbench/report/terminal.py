@@ -1,6 +1,6 @@
 """Tables that a finished command prints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from rich.console import Console
 from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.scores import score_table, summary_table
 from attnbench.results.rows import TEST_OF_BEST, Identity
-from attnbench.results.tables import MetricColumn, comparison_tables, print_table, read_folders
+from attnbench.results.tables import MetricColumn, TableCell, comparison_tables, print_table, read_folders
 from attnbench.settings.check import setting_of
 from attnbench.settings.escape import printable
 from attnbench.verdict.axes import distinguish_variants
@@ -73,11 +73,21 @@ def print_comparison(inputs: "Inputs") -> None:
             print(printable(inputs.imported))
         return
     content = summary(inputs.figures, inputs.verdicts, protocol.variants)
-    lacking = [
-        f"{variant}: {without}, which others have here."
+    lacking = {
+        (variant, entry.figure.without): None
         for variant, entries in content.lines.items()
-        for without in dict.fromkeys(entry.figure.without for entry in entries if entry.figure is not None)
-        if without
-    ]
-    notes = [*sentences(inputs), *lacking, *filter(None, [inputs.imported])]
-    print_table(replace(summary_table(content), notes=[*content.ratio_notes, *notes]))
+        for entry in entries
+        if entry.figure is not None and entry.figure.without
+    }
+    told = [f"{variant}: {without}, which others have here." for variant, without in lacking]
+    notes = [*content.ratio_notes, *sentences(inputs), *told, *filter(None, [inputs.imported])]
+    # Once below the table, where each cell of a variant would repeat it.
+    table, repeated = summary_table(content), {without for _, without in lacking}
+    lines = [[_leaving_out(cell, repeated) for cell in line] for line in table.lines]
+    print_table(replace(table, lines=lines, notes=notes))
+
+
+def _leaving_out(cell: str | TableCell, notes: Set[str]) -> str | TableCell:
+    if isinstance(cell, str):
+        return cell
+    return replace(cell, notes=tuple(note for note in cell.notes if note not in notes))

@@ -82,6 +82,9 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, flo
     # Of equal numbers there is no correlation.
     if any(len({*values}) == 1 for values in points_2N.tolist()):
         return math.nan, math.nan, math.nan
+    # A resample of a few points may be a single one.
+    if len(pairs) < FEWEST:
+        return float(_spearman(*points_2N)), -1.0, 1.0
     how: Any = {"paired": True, "vectorized": True, "method": "percentile", "random_state": 0}
     ends = stats.bootstrap(points_2N, _spearman, **how).confidence_interval
     return float(_spearman(*points_2N)), float(ends.low), float(ends.high)

@@ -165,7 +165,10 @@ def data() -> None:
 @ending_in_one_line()
 def new() -> None:
     """Write the files of a new mixer into this folder."""
-    parser = argparse.ArgumentParser(description=new.__doc__)
+    parser = argparse.ArgumentParser(
+        description="Write a recurrence to change, its yaml, a plan and a test into this folder.",
+        epilog="For example: attnbench new mixer fades",
+    )
     parser.add_argument("kind", choices=["mixer"])
     parser.add_argument("name", help="of its file and of attn=NAME: lower-case letters, digits and _")
     given = parser.parse_args()

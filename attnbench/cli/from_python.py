@@ -148,7 +148,10 @@ def _text(value: Any) -> str:
         return f"[{','.join(map(_text, value))}]"
     text = str(value)
     is_plain = re.fullmatch(r"[\w./+:-]*", text)
-    return text if is_plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if is_plain:
+        return text
+    # Backslashes are doubled before a quote alone.
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + "\\'" * bool(found[2]), text) + "'"
 
 
 @contextmanager
@@ -161,11 +164,11 @@ def _working(*words: str) -> Iterator[None]:
     folder = os.getcwd()
     is_new = folder not in sys.path
     sys.path += [folder] if is_new else []
-    importlib.invalidate_caches()
-    _import_edited(words)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
+        importlib.invalidate_caches()
+        _import_edited(words)
         yield
     finally:
         logger.removeHandler(handler)
@@ -188,7 +191,9 @@ def _import_edited(words: Sequence[str]) -> None:
     named = {path.replace(":", ".") for word in words for path in re.findall(r"attn\.path=([\w.:]+)", word)}
     for name in {target.rpartition(".")[0] for target in TRUSTED | named}:
         module = sys.modules.get(name)
-        if module is None or is_own(f"{name}.") or IMPORTED.get(name) == (module, sources_of(module)):
+        if module is None or is_own(f"{name}.") or "site-packages" in Path(module.__file__ or "").parts:
+            continue
+        if IMPORTED.get(name) == (module, sources_of(module)):
             continue
         sources = sources_of(module)
         for part in sources:

@@ -102,14 +102,14 @@ def write_mixer(name: str, folder: Path) -> list[Path]:
     """Write a mixer, its yaml, a plan and a test into a folder; return their paths.
 
     Raises:
-        UserError: the name is none for a module, or is taken; or the folder is attnbench's own.
+        UserError: the name is not a valid module name, or is taken; or the folder is attnbench's own.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(f"new mixer {name}: a name has lower-case letters, digits and _, as my_mixer")
     if (folder / "conf").resolve() == CONF:
         raise UserError("new mixer: this folder is attnbench's own; give the command in a folder of yours")
-    if (CONF / "attn" / f"{name}.yaml").exists():
-        raise UserError(f"new mixer {name}: attnbench has a mixer of this name; choose another name")
+    if any((CONF / group / f"{name}.yaml").exists() for group in ("attn", "plan")) or len(name) == 1:
+        raise UserError(f"new mixer {name}: attnbench has a mixer or a plan of this name, or it is too short")
     texts = {"name": name, "Class": "".join(word.capitalize() for word in name.split("_"))}
     files = {folder / Template(path).substitute(texts): content.substitute(texts) for path, content in FILES.items()}
     taken = [path for path in files if path.exists()]

@@ -59,7 +59,9 @@ class LiveReport:
                 write_report(self.folder, inputs=read_inputs(self.folder), is_running=True)
                 self._is_begun = True
         except UserError as error:
-            # The report at the end tells it.
+            # The final report shows the error.
             log.debug(f"no report yet: {error}")
+        except Exception as error:
+            log.warning(f"no report yet: {type(error).__name__}: {error}")
         ended = time.monotonic()
         self._next = ended + (ended - started) / SHARE

@@ -33,7 +33,7 @@ def show_runs(settings: RunsSettings) -> Path:
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
     sort = (settings.sort or "").removeprefix("-").replace(" ", "_")
     runs = keep(find_runs(outputs, filters.get("experiments"), metric=sort), filters)
-    runs = _sorted(runs, sort, descending=settings.sort != sort) if sort else runs
+    runs = _sorted(runs, sort, descending=(settings.sort or "").startswith("-")) if sort else runs
     if settings.compare is not None:
         chosen = [select(runs, name) for name in settings.compare]
         if twice := [run.folder for run in chosen if [it.folder for it in chosen].count(run.folder) > 1]:

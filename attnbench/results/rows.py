@@ -96,7 +96,11 @@ class Measurement:
         if self.status != "ok" and not self.reason:
             raise ValueError(f"{self.metric}: status {self.status} needs a reason")
         for name, setting in self.settings.items():
-            if name in NUMBERS or name.startswith("chance_"):
+            if name == REFERENCE:
+                is_list = isinstance(setting, list)
+                if not is_list or not all(type(ms) in (int, float) and 0 < ms <= MAX_NUMBER for ms in setting):
+                    raise ValueError(f"{self.metric}: settings.{name}: must be a list of numbers above 0")
+            if name in NUMBERS or name == REFERENCE_RATIO or name.startswith("chance_"):
                 is_number = isinstance(setting, int | float) and not isinstance(setting, bool)
                 if not is_number or not abs(setting) <= MAX_NUMBER:
                     shown = json.dumps(setting, default=str)

@@ -34,7 +34,8 @@ MOST_MOVED = 1.1
 """Largest time of a reference over its smallest, in one table, at which timings are ranked."""
 
 RATIO_NOTE = (
-    "×: over the time, or the speed, of as many softmax layers of torch at the run's size, timed just before and after."
+    "×: time or speed relative to torch's own softmax layers, timed just before and after the run, so that the "
+    "machine's load cancels: compare these. tokens/s: more is better; a step's time: less."
 )
 
 IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}
@@ -194,19 +195,22 @@ def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
 def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
     """Return why timings of one name may not be ranked: several sittings, or a reference beside them that moved."""
     timed: dict[str, list[str]] = {}
-    references: dict[str, list[float]] = {}
+    references: dict[tuple[Any, ...], list[float]] = {}
     for name, figure in named:
         if figure.mean is not None and is_timed(figure.metric, figure.unit):
             timed.setdefault(name, []).extend(figure.sittings)
-            references.setdefault(name, []).extend(figure.references)
+            it = figure.identity
+            # References of other models or lengths take other times.
+            key = name, it.model, it.seq_len, it.precision, it.device
+            references.setdefault(key, []).extend(figure.references)
     return sittings_line(timed) or _references_line(references)
 
 
-def _references_line(references: Mapping[str, Sequence[float]]) -> str:
-    ends = {name: (min(times), max(times)) for name, times in references.items() if times}
+def _references_line(references: Mapping[tuple[Any, ...], Sequence[float]]) -> str:
+    ends = [(name, min(times), max(times)) for (name, *_), times in references.items() if times]
     moved = [
         f"{name} ({format_number(low)} to {format_number(high)} ms)"
-        for name, (low, high) in ends.items()
+        for name, low, high in ends
         if high > MOST_MOVED * low
     ]
     if not moved:

@@ -39,6 +39,7 @@ def test_the_class_is_the_page_s_and_the_yaml_has_its_options(tmp_path, monkeypa
         ("a-b", "lower-case"),
         ("class", "lower-case"),
         ("softmax", "attnbench has"),
+        ("demo", "a plan of this name"),
         ("json", "module"),
     ],
 )

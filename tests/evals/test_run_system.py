@@ -281,3 +281,10 @@ def test_the_reference_takes_time_and_draws_nothing_from_the_generator(tmp_path)
     before = torch.get_rng_state()
     assert 0 < (reference._reference_ms(own) or 0) < 10_000
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_reference_has_a_number_of_heads_that_divides_its_width(tmp_path):
+    """A mixer with heads of its own number may have a head width that does not divide the model's."""
+    own = job(settings(tmp_path)).run
+    model = replace(own.settings.model, dim=64, head_width=24)
+    assert reference._layer_ms(model, 1, 16, "float32", torch.device("cpu")) > 0

@@ -174,6 +174,10 @@ def test_its_source_is_part_of_the_identity() -> None:
             ["attn.path=outside_layers:Nobody"],
             r"^attn\.path=outside_layers:Nobody: outside_layers has no Module",
         ),
+        (
+            ["attn.path=outside_layers:OtherWidth"],
+            r"^OtherWidth: its constructor takes d_model, .* rename d_model to dim$",
+        ),
         (["attn.path=no_such_file:Layer"], r"^attn\.path=no_such_file:Layer: there is no module no_such_file; "),
         (["attn.path=outside_layers"], r"^attn\.path=outside_layers: must be package:Class$"),
         (

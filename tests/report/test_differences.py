@@ -186,7 +186,7 @@ def test_the_first_screen_has_five_sentences_at_most_each_winner_first():
     many = verdicts(**{f"v{number}": (-0.1 - number / 100, 0.0) for number in range(9)})
     (text, alike) = first_sentences(many)
     assert text.count(" than ") == FEW + 1
-    assert text.endswith(", and more than 6 others.")
+    assert text.endswith(", and than 6 others.")
     assert alike.endswith("v0, v1, v2 and 6 others in perplexity.")
     assert first_sentences([]) == []
 

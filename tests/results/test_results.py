@@ -54,6 +54,12 @@ def results(tmp_path):
         ({"settings": {"chance_among_pairs": "0.5"}}, r'settings\.chance_among_pairs="0\.5": must be a number'),
         ({"settings": {"length": [50]}}, r"settings\.length=\[50\]: must be a number"),
         ({"settings": {"sequence_length": True}}, r"settings\.sequence_length=true: must be a number"),
+        ({"settings": {"reference_milliseconds": 5}}, r"settings\.reference_milliseconds: must be a list of numbers"),
+        (
+            {"settings": {"reference_milliseconds": [None]}},
+            r"must be a list of numbers above 0",
+        ),
+        ({"settings": {"reference_ratio": "x"}}, r"settings\.reference_ratio=.*must be a number"),
         ({"settings": {"budget": 1e308}}, r"settings\.budget=1e\+308: must be a number, at most 1e\+100"),
         ({"value": "3"}, "must be a number"),
         ({"value": True}, "must be a number"),

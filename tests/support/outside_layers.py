@@ -59,6 +59,12 @@ class BeginsAtZero(Tutorial):
         return super().forward(x.roll(-1, dims=1))
 
 
+class OtherWidth(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(d_model, d_model)
+
+
 class Weightless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x

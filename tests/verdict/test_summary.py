@@ -375,3 +375,13 @@ def test_a_bench_is_summed_up_by_its_times_at_the_largest_shape():
             for metric in ("max_error", "forward_milliseconds", "backward_milliseconds")]  # fmt: skip
     columns = headline_columns(figures(rows), "attention")
     assert [column.header for column in columns] == ["forward ms at 1024, 64", "backward ms at 1024, 64"]
+
+
+def test_references_of_models_of_other_sizes_are_not_one_load():
+    def timed(variant: str, model: str, milliseconds: float) -> ResultRow:
+        settings = {"sequence_length": 256, "reference_milliseconds": [milliseconds] * 2, "reference_ratio": 1.0}
+        made = {"settings": settings, "of": {"unit": "token/s"}, "evaluation": "throughput", "model": model}
+        return row(variant, 0, "tokens_per_second", 1e6 / milliseconds, **made)
+
+    assert summary(figures([timed("softmax", "1m", 10.0), timed("linear", "4m", 40.0)]), []).lead == ""
+    assert "the load changed" in summary(figures([timed("softmax", "1m", 10.0), timed("linear", "1m", 40.0)]), []).lead

@@ -70,10 +70,13 @@ def _batch_size(run: Run) -> int:
 
 def _layer_ms(model: ModelSettings, batch_size: int, length: int, precision: str, device: torch.device) -> float:
     # What is measured must draw the same numbers as without a reference.
+    most_heads = max(1, model.dim // model.head_width)
+    # torch's layer takes divisors of its width alone.
+    num_heads = next(number for number in range(most_heads, 0, -1) if model.dim % number == 0)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         layer = nn.TransformerEncoderLayer(
             model.dim,
-            model.dim // model.head_width,
+            num_heads,
             max(1, model.feed_forward_width),
             dropout=0.0,
             batch_first=True,

@@ -48,7 +48,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     found: dict[str, int] = {name: KNOWN.index(name) for name in variants if name in KNOWN}
     for name in variants:
         if name not in found:
-            index = int(sha256(name.encode()).hexdigest(), 16) % NUM_LOOKS
+            index = int(sha256(name.encode(errors="surrogatepass")).hexdigest(), 16) % NUM_LOOKS
             taken = {*found.values()} if len(found) < NUM_LOOKS else set()
             found[name] = next(at % NUM_LOOKS for at in range(index, index + NUM_LOOKS) if at % NUM_LOOKS not in taken)
     return {name: Look(found[name]) for name in variants}

@@ -28,8 +28,8 @@ HOW_JUDGED = (
 HOW_INTERVALS = (
     "Brackets after scores are 95 % intervals over seeds, Student’s or, for shares, Clopper and Pearson’s; for timings "
     "of a single process, the 20th and 80th percentiles; for an exponent of growth, one standard error either way. "
-    "After accuracies come the lowest and the highest seed, and how many seeds solve the task. A diverged seed counts "
-    "as chance."
+    "After accuracies, and after any score of at most four seeds, come the lowest and the highest seed; after "
+    "accuracies also how many seeds solve the task. A diverged seed counts as chance."
 )
 
 

@@ -89,7 +89,10 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _sizes(least: int, most: int) -> str:
-    ends = [f"{it / 1e6:.2g} M" if it >= 1e5 else f"{it:,}" for it in (least, most)]
+    ends = [
+        f"{it / 1e6:,.0f} M" if it >= 9.95e6 else f"{it / 1e6:.2g} M" if it >= 1e5 else f"{it:,}"
+        for it in (least, most)
+    ]
     return ends[0] if ends[0] == ends[1] else f"{ends[0].removesuffix(' M')} to {ends[1]}"
 
 

@@ -58,7 +58,7 @@ def signs_note(content: Summary, reference: str | None) -> str:
 def _header(column: Column, columns: Sequence[Column]) -> TableCell:
     arrow = {True: " ↑", False: " ↓", None: ""}[column.higher_is_better]
     of_it = [it.settings for it in columns if it.evaluation == column.evaluation]
-    # A width or a batch that all columns of an evaluation share tells them not apart.
+    # Skip a width or batch size that all columns share.
     skipped = ["split", "checkpoint", "context"]
     skipped += [name for name in SELDOM if len({str(settings.get(name)) for settings in of_it}) == 1]
     place = words.where({name: value for name, value in column.settings.items() if name not in skipped})

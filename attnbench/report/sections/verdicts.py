@@ -79,7 +79,7 @@ def _won(group: Sequence[Verdict], *, sized: bool = False, most: int | None = No
         for it in told
     ]
     left = len(others) - len(told)
-    parts += [f"and {'' if are_winners else 'more than '}{left} other{'s' * (left > 1)}"] if left else []
+    parts += [f"and {'' if are_winners else 'than '}{left} other{'s' * (left > 1)}"] if left else []
     joined = f"; also {', '.join(parts)}" if are_winners else "".join(f", {part}" for part in parts)
     condition = words.of_seeds(first)
     return f"{text}{joined}{condition}{_size(first) if sized else ', less than matters' * first.is_equivalent}."

@@ -238,7 +238,7 @@ class Comparison:
         if not self.plan.ranked:
             few = max(self.seeds_by_evaluation()[0].values(), default=0)
             why = f": {few} {'seed' if few == 1 else 'seeds'} cannot rank mixers" * (few <= FEW_SEEDS)
-            return [f"Nothing is tested in this plan (rank: []){why}."]
+            return [f"Nothing is tested in this plan{why}."]
         tested, number = self.primaries(), self.seeds_by_evaluation()[0]
         others = {
             name: cls.primary

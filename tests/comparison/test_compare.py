@@ -799,4 +799,4 @@ def test_a_plan_says_what_it_does_not_test_and_how_many_seeds_that_would_take(co
     assert [line.partition(": ")[2] for line in Comparison(many, compose_once).descriptive()] == [chosen]
     assert Comparison(settings(text, tmp_path / "all", evaluations=["copy"]), compose_once).descriptive() == []
     unranked = Comparison(settings(text, tmp_path / "none", evaluations=["copy"], rank=[]), compose_once)
-    assert unranked.descriptive() == ["Nothing is tested in this plan (rank: []): 2 seeds cannot rank mixers."]
+    assert unranked.descriptive() == ["Nothing is tested in this plan: 2 seeds cannot rank mixers."]

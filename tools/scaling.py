@@ -91,7 +91,7 @@ class FailedError(Exception):
 
 
 class Measured:
-    """What is measured, on the terminal and in the file, and the means to run a command.
+    """Prints measurements, keeps them in the file, and runs commands.
 
     Args:
         given: the command line.

@@ -61,6 +61,7 @@ class LiveReport:
         except UserError as error:
             # The final report shows the error.
             log.debug(f"no report yet: {error}")
+        # The trainings that follow are worth more than a page in between.
         except Exception as error:
             log.warning(f"no report yet: {type(error).__name__}: {error}")
         ended = time.monotonic()

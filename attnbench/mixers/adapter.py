@@ -123,21 +123,12 @@ def _is_prime(number: int) -> bool:
     return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
-WIDTHS = frozenset({"d_model", "hidden_size", "embed_dim", "n_embd", "hidden_dim", "width", "channels"})
-"""Usual names of the model's width."""
-
-
 def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapping[str, Any]) -> dict[str, Any]:
     """Return a layer's constructor arguments: its options, and the model's sizes that its signature names. Raise
     UserError for an option that it does not name, or of another type."""
     named, options = inspect.signature(cls).parameters, dict(options or {})
     given = {name: value for name, value in from_model.items() if name in named and name not in options}
-    needed = [name for name, it in named.items() if it.default is it.empty and name not in options]
-    if "dim" not in named and WIDTHS.intersection(needed):
-        [width, *_] = WIDTHS.intersection(needed)
-        raise UserError(
-            f"{cls.__name__}: its constructor takes {width}, but attnbench gives the model's width, which differs "
-            f"between evaluations, as dim; rename {width} to dim"
-        )
-    check_options(cls, options, given=given, group="attn.options")
+    has_width = "dim" in named or "dim" not in from_model
+    hint = "" if has_width else "; if it is the model's width, name it dim, and attnbench gives it"
+    check_options(cls, options, given=given, group="attn.options", hint=hint)
     return {**given, **options}

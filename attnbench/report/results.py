@@ -44,7 +44,7 @@ class Results:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What the report is made of."""
+        """Rows, figures and verdicts, as the report has them."""
         return read_inputs(self.folder)
 
     @cached_property

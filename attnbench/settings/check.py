@@ -72,9 +72,11 @@ def _built(annotation: Any, value: Any, name: str) -> Any:
         raise UserError(f"{name}={value}: must be finite") from None
 
 
-def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[str] = (), group: str = "attn") -> None:
-    """Raise UserError for an option that is unknown to a constructor, of a wrong type, or missing; the caller passes
-    `given` too."""
+def check_options(
+    cls: type, options: Mapping[str, Any], *, given: Collection[str] = (), group: str = "attn", hint: str = ""
+) -> None:
+    """Raise UserError for an option that is unknown to a constructor, of a wrong type, or missing, with the hint; the
+    caller passes `given` too."""
     parameters, hints = _signature(cls)
     prefix = f"{group}." if group else ""
     for name, value in options.items():
@@ -85,7 +87,7 @@ def check_options(cls: type, options: Mapping[str, Any], *, given: Collection[st
             raise UserError(f"{prefix}{name}={'null' if value is None else value}: must be {_described(hints[name])}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options and name not in given:
-            raise UserError(f"{prefix}{name}: must be given")
+            raise UserError(f"{prefix}{name}: must be given{hint}")
 
 
 def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") -> str:

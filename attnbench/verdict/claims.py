@@ -122,7 +122,7 @@ class Decision:
     samples: int | None = None
     """Sequences of one training."""
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What the contrasts compare, by the figure in words; a score a seed."""
+    """Scores that the contrasts compare, one for each seed, by the name of the figure."""
 
     @property
     def claim(self) -> ClaimSettings:

@@ -99,7 +99,7 @@ def test_nothing_scrolls_sideways(view, request):
 
 
 def too_wide(browser, width: int) -> list[str]:
-    """What reaches beyond the page, or scrolls in a box of its own; also in what is folded."""
+    """Return the elements that reach beyond the page or scroll in a box of their own, folded ones too."""
     browser.execute_script("document.querySelectorAll('details').forEach(node => node.open = true)")
     # Not innerWidth, which grows on a phone with what does not fit.
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width

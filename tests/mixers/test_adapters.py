@@ -176,7 +176,7 @@ def test_its_source_is_part_of_the_identity() -> None:
         ),
         (
             ["attn.path=outside_layers:OtherWidth"],
-            r"^OtherWidth: its constructor takes d_model, .* rename d_model to dim$",
+            r"^attn\.options\.d_model: must be given; if it is the model's width, name it dim, ",
         ),
         (["attn.path=no_such_file:Layer"], r"^attn\.path=no_such_file:Layer: there is no module no_such_file; "),
         (["attn.path=outside_layers"], r"^attn\.path=outside_layers: must be package:Class$"),

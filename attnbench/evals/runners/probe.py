@@ -70,7 +70,7 @@ class ProbeJob(TrainedJob):
     """For people: the probe, the variant, and the axes that tell the task from the probe's others."""
     device: torch.device
     precision: str
-    """Of passes; that of the training may be of weights and moments too."""
+    """Precision of the passes; `train.precision` may be that of weights and moments too."""
     train: TrainSettings
     mixers: list[MixerSettings]
     matched: Matched | None

@@ -19,9 +19,6 @@ from attnbench.verdict.seeds import Figure
 
 USUAL = ("split", "checkpoint", "context")
 
-FEWEST = 1
-"""Fewest variants, without the one that they are compared with, for a chart."""
-
 GAP = 8
 
 ABOUT = (
@@ -50,7 +47,7 @@ def difference_picture(verdicts: Sequence[Verdict], variants: Sequence[str]) -> 
     turned = [_turned(it) if it.pair.first == base else it for it in found if base in (it.pair.first, it.pair.second)]
     # Infinite differences are in the sentences only.
     drawn = [it for it in turned if all(map(math.isfinite, _ends(it)))]
-    return _picture(base, drawn, variants) if base is not None and len(drawn) >= FEWEST else None
+    return _picture(base, drawn, variants) if base is not None and drawn else None
 
 
 def _best(verdicts: Sequence[Verdict]) -> str | None:

@@ -119,8 +119,8 @@ def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Price
     parts = [f"{name} {it.value:.2f} in {words.outcome(it.cost)}" for name, it in zip(names, found, strict=True)]
     return (
         f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. "
-        f"No other variant is more than {primary.margin:g} better with as little state, or better than chance; by "
-        "means, not tested."
+        f"Left out: variants at most {primary.margin:g} better than one with no more state, or than chance. By means, "
+        "not tested."
     )
 
 

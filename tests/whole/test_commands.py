@@ -20,6 +20,7 @@ from attnbench.cli.compose import CONF
 from attnbench.comparison import workers
 from attnbench.evals.base import Probe
 from attnbench.mixers.contract import PROMISES
+from attnbench.model.building import build_meta
 from attnbench.settings.registry import build
 
 ELSEWHERE = {
@@ -68,6 +69,8 @@ ELSEWHERE = {
     ),
     "attnbench train attn=linear data=fineweb_edu data.tokenizer=bpe data.vocabulary_size=16384 "
     "train.num_tokens=1_000_000_000": "downloads; test_tokenizers.py, with a text of one's own",
+    "attnbench train model=85m data=books data.tokenizer=bpe data.vocabulary_size=16384 seq_len=2048 "
+    "train.batch_size=8": ("needs a GPU; below it composes, and test_tokenizers.py trains with such tokens"),
     "attnbench train -m attn=flash attn.backend=sdpa,cudnn,triton seq_len=256,1024 train.num_steps=150": (
         "needs a GPU"
     ),
@@ -185,6 +188,17 @@ def test_a_training_runs(folder, command):
     else:
         (run,) = re.findall(r"outputs/\w+/\S+-[0-9a-f]{8}/", said.replace("\n", " "))[-1:]
         assert [*(folder / run).glob("results/training-*.jsonl")]
+
+
+def test_the_large_model_composes_and_has_the_parameters_that_its_page_says():
+    (command,) = (line for line in commands("docs/running.md") if "model=85m" in line)
+    settings = compose_once(words_of(command))
+    mixers = [settings.mixer] * settings.model.num_layers
+    sizes = {size: build_meta(mixers, settings.model, vocabulary_size=size).num_parameters() for size in (16384, 50257)}
+    assert (settings.data.name, settings.data.tokenizer, settings.data.vocabulary_size) == ("books", "bpe", 16384)
+    assert round(sizes[50257] / 1e6) == 124
+    assert round((sizes[50257] - 50257 * settings.model.dim) / 1e6) == 85
+    assert sizes[50257] - sizes[16384] == (50257 - 16384) * settings.model.dim
 
 
 @of_command("attnbench evaluate")

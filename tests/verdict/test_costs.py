@@ -123,9 +123,7 @@ def said(*rows: list[ResultRow], primary: Primary = RECALL) -> list[str]:
 
 
 def test_the_answer_says_it_a_sentence_a_setting():
-    ending = (
-        "Left out: variants at most 0.01 better than one with no more state, or than chance. By means, not tested."
-    )
+    ending = "Left out: variants at most 0.01 better than one with no more state, or than chance. By means, not tested."
     assert said(scored("one", 0.9, 100), scored("two", 0.95, 2000)) == [
         f"Recall at pairs 4, width 64, most for its bytes of state: one 0.90 in 100; two 0.95 in 2,000. {ending}"
     ]

@@ -1,14 +1,14 @@
-"""Logging, validation and checkpoints: hooks that run after every training step when they are due."""
+"""One sitting of a training: its log, validations and checkpoints, by hooks that run after every step."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,14 +16,17 @@ from attnbench.machine.device import synchronize
 from attnbench.machine.group import Group
 from attnbench.machine.pauses import Pauses
 from attnbench.machine.signals import StopRequest
-from attnbench.model.stored import ModelRecord
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import TrainSettings
 from attnbench.training.checkpoint import TrainState, save_best, save_step
 from attnbench.training.learning_rate import learning_rates
 from attnbench.training.log import MetricsLog, ProgressBar
+from attnbench.training.loop import Hook
 from attnbench.training.step import StepReport
 from attnbench.training.wandb import WandbMirror
+
+if TYPE_CHECKING:
+    from attnbench.training.run import TrainedJob
 
 log = logging.getLogger(__name__)
 
@@ -94,25 +97,35 @@ def is_logged(step: int, end: int, settings: TrainSettings) -> bool:
 
 
 @dataclass(kw_only=True)
-class Logging:
-    """Log every `log_interval_steps` and at the last step; the loss is read from the device only then.
+class Sitting:
+    """One training in this process; its hooks log, validate and keep the state after every step.
 
-    Raises:
-        DivergedError: the loss is not finite, or updates were skipped for non-finite gradients.
+    A stop interrupts a validation, which may take minutes. The state then records that it is due, and it is repeated
+    before the next step.
     """
 
+    job: "TrainedJob"
     log: MetricsLog
     mirror: WandbMirror | None
     bar: ProgressBar
     stopwatch: Stopwatch
-    settings: TrainSettings
-    num_steps: int
-    tokens_per_step: int
+    stop: StopRequest
+    kept_at: float = field(default_factory=time.monotonic)
 
-    def __call__(self, state: TrainState, report: StepReport) -> None:
+    @property
+    def folder(self) -> Path:
+        return self.job.folder / "checkpoint"
+
+    def write_log(self, state: TrainState, report: StepReport) -> None:
+        """Log every `log_interval_steps` and at the last step; the loss is read from the device only then.
+
+        Raises:
+            DivergedError: the loss is not finite, or updates were skipped for non-finite gradients.
+        """
+        settings, end = self.job.train, state.end(self.job.num_steps)
         if self.stopwatch.first_step_seconds is None:
             self.stopwatch.lap()
-        if not is_logged(state.step, state.end(self.num_steps), self.settings):
+        if not is_logged(state.step, end, settings):
             self.bar.update(state.step, None)
             return
         steps, seconds = self.stopwatch.lap()
@@ -120,52 +133,31 @@ class Logging:
         left_out = state.step - state.num_updates()
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
             # If no step updated the weights, the rate is not the cause.
-            rate = f"; a smaller train.learning_rate than {self.settings.learning_rate:g} may help"
+            rate = f"; a smaller train.learning_rate than {settings.learning_rate:g} may help"
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
                 f"for gradients that were not finite{rate if left_out < state.step else ''}",
-                range(max(0, state.step - self.settings.log_interval_steps), state.step),
+                range(max(0, state.step - settings.log_interval_steps), state.step),
             )
-        rate = float(learning_rates(self.settings, state.end(self.num_steps), range(state.step - 1, state.step)))
-        speed = steps * self.tokens_per_step / seconds if steps else None
+        rate = float(learning_rates(settings, end, range(state.step - 1, state.step)))
+        speed = steps * self.job.tokens_per_step / seconds if steps else None
         values = {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
-        self.write(state, values)
+        self._write(state, values)
         self.bar.update(state.step, loss)
 
-    def write(self, state: TrainState, values: dict[str, Any]) -> None:
+    def _write(self, state: TrainState, values: dict[str, Any]) -> None:
         """Write a line, with step, tokens and seconds, to the log and to wandb."""
-        row = {"step": state.step, "tokens": state.step * self.tokens_per_step, **values, "seconds": state.seconds}
+        row = {"step": state.step, "tokens": state.step * self.job.tokens_per_step, **values, "seconds": state.seconds}
         self.log.write(row)
         if self.mirror is not None:
             self.mirror.write(row)
 
-
-@dataclass(kw_only=True)
-class Validation:
-    """Validate when due and at the last step; keep the weights of the lowest loss, and possibly end the training early.
-
-    A stop interrupts a validation, which may take minutes. The state then records that it is due; `repeat_validation`
-    repeats it before the next step.
-    """
-
-    measure: Callable[[TrainState], dict[str, Any]]
-    """Returns the numbers of a row; changes only the model's mode."""
-    is_due: Callable[[int], bool]
-    """Tells if a validation is due after this number of steps."""
-    new_end: Callable[[TrainState, dict[str, Any]], int | None]
-    """Returns the last step if the numbers of a validation end the training early."""
-    logging: Logging
-    stopwatch: Stopwatch
-    stop: StopRequest
-    folder: Path
-    record: ModelRecord
-    num_steps: int
-
-    def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
-        if not self.is_due(state.step) and state.step != state.end(self.num_steps):
+    def validate(self, state: TrainState, report: StepReport | None = None) -> None:
+        """Validate when due and at the last step; keep the weights of the lowest loss, and possibly end early."""
+        if not self.job.is_due(state.step) and state.step != state.end(self.job.num_steps):
             return
         with self.stopwatch.paused():
-            row = self.stop.unless_stopped(lambda: self.measure(state))
+            row = self.stop.unless_stopped(lambda: self.job.measure(state))
             # Also after an interruption, so that the validation can be repeated.
             state.model.train()
             state.validation_due = row is None
@@ -174,58 +166,43 @@ class Validation:
             nats = row.get("nats_per_character")
             if nats is not None and (state.best_nats is None or nats < state.best_nats):
                 state.best_nats, state.best_step = nats, state.step
-                save_best(self.folder, state, self.record)
-            self.logging.write(state, {"split": "validation", **row})
-            end = self.new_end(state, row)
+                save_best(self.folder, state, self.job.record())
+            self._write(state, {"split": "validation", **row})
+            end = self.job.new_end(state, row)
             if end is not None and state.last_step is None:
                 state.last_step = end
-                self.logging.bar.shorten(end)
+                self.bar.shorten(end)
 
+    def keep(self, state: TrainState, report: StepReport | None = None) -> None:
+        """Keep the state every so many steps and seconds, and when the run is asked to stop.
 
-@dataclass(kw_only=True)
-class Checkpoints:
-    """Keep the state every `interval` steps, every `interval_seconds`, and when the run is asked to stop.
-
-    Raises:
-        Interrupted: after a signal, once the state is kept.
-    """
-
-    folder: Path
-    record: ModelRecord
-    log: MetricsLog
-    stopwatch: Stopwatch
-    stop: StopRequest
-    interval: int
-    interval_seconds: float
-    num_steps: int
-    last: float = field(default_factory=time.monotonic)
-
-    def __call__(self, state: TrainState, report: StepReport | None = None) -> None:
+        Raises:
+            Interrupted: after a signal, once the state is kept.
+        """
         # From now on, stopping without a checkpoint would lose steps.
         self.stop.saves = True
-        end = state.end(self.num_steps)
+        job, end = self.job, state.end(self.job.num_steps)
         if state.step == end and not state.validation_due:
             return
-        is_due = time.monotonic() - self.last >= self.interval_seconds or state.step % self.interval == 0
-        if not is_due and self.stop.signal is None:
+        is_late = time.monotonic() - self.kept_at >= job.train.checkpoint_interval_seconds
+        if not is_late and state.step % job.checkpoint_interval and self.stop.signal is None:
             return
         with self.stopwatch.paused():
             self.log.sync()
             state.num_metrics_rows = self.log.num_rows
-            save_step(self.folder, state, self.record)
+            save_step(self.folder, state, job.record())
         self.stop.saved_steps[self.folder] = state.step
-        self.last = time.monotonic()
+        self.kept_at = time.monotonic()
         if self.stop.signal is not None:
             raise self.stop.interruption(
                 f"stopped at step {state.step} of {end}, saved in {self.folder}; the same command resumes it"
             )
 
-
-def repeat_validation(state: TrainState, hooks: Sequence[Any]) -> None:
-    """Repeat an interrupted validation before the next step; the last two hooks validate and keep the state."""
-    if state.validation_due:
-        for hook in hooks[-2:]:
-            hook(state)
+    def hooks(self, start_step: int) -> list[Hook]:
+        """Return what `loop.train` calls: the log first, so that a validation follows its step; the checkpoint last, so
+        that it counts both."""
+        estimate = [Estimate(self.bar, start_step, self.job.folder.parent.name)] if self.job.estimated else []
+        return [self.write_log, *estimate, self.validate, self.keep]
 
 
 class Estimate:

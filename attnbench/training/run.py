@@ -21,18 +21,10 @@ from attnbench.settings.schema import TrainSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.divergence import located
-from attnbench.training.hooks import (
-    Checkpoints,
-    DivergedError,
-    Estimate,
-    Logging,
-    Stopwatch,
-    Validation,
-    repeat_validation,
-)
+from attnbench.training.hooks import DivergedError, Sitting, Stopwatch
 from attnbench.training.lead import Leader
 from attnbench.training.log import MetricsLog, ProgressBar, stream_metrics
-from attnbench.training.loop import Hook, train
+from attnbench.training.loop import train
 from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror
 
@@ -98,17 +90,23 @@ class TrainedJob(Job):
 
     @abstractmethod
     def measure(self, state: TrainState) -> dict[str, Any]:
-        """See `hooks.Validation`, as for the next two."""
+        """The numbers of a validation; changes only the model's mode."""
 
     @abstractmethod
-    def is_due(self, step: int) -> bool: ...
+    def is_due(self, step: int) -> bool:
+        """Tell if a validation is due after this number of steps."""
 
     @abstractmethod
-    def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None: ...
+    def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
+        """Return the last step if the numbers of a validation end the training early."""
 
     def mirror(self, is_resumed: bool) -> WandbMirror | None:
         """Open its run in wandb; None: it has none."""
         return None
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.record().seq_len
 
     @property
     def num_devices(self) -> int:
@@ -126,13 +124,13 @@ class TrainedJob(Job):
         self.load_data()
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
-            state, hooks, stopwatch = self.begin_training(stop, stack)
-            goes_on = None
+            state, sitting = self.begin_training(stop, stack)
+            hooks, goes_on = sitting.hooks(state.step), None
             if self.group is not None:
                 leader = Leader(self.group, stop, state, self.num_steps, self.config_hash)
                 stack.enter_context(leader)
                 hooks, goes_on = [leader.stepped, *hooks], leader.goes_on
-                stopwatch.restart()
+                sitting.stopwatch.restart()
             try:
                 train(
                     state,
@@ -148,9 +146,9 @@ class TrainedJob(Job):
                 )
             except DivergedError as error:
                 raise self.located(error, state) from None
-        return state, stopwatch
+        return state, sitting.stopwatch
 
-    def begin_training(self, stop: StopRequest, stack: ExitStack) -> tuple[TrainState, list[Hook], Stopwatch]:
+    def begin_training(self, stop: StopRequest, stack: ExitStack) -> tuple[TrainState, Sitting]:
         """Load the last kept state or build a fresh one, open its log, and make up for an interrupted validation.
 
         Args:
@@ -169,10 +167,12 @@ class TrainedJob(Job):
         state.shared_device |= self.shares_device or (resumed is not None and state.num_devices != self.num_devices)
         state.num_devices = self.num_devices
         stopwatch = Stopwatch(state, self.device, stack.enter_context(Pauses()), self.group)
-        hooks = self._hooks(state, stopwatch, stop, stack, is_resumed=resumed is not None)
+        sitting = self._sit(state, stopwatch, stop, stack, is_resumed=resumed is not None)
         stopwatch.restart()
-        repeat_validation(state, hooks)
-        return state, hooks, stopwatch
+        if state.validation_due:
+            sitting.validate(state)
+            sitting.keep(state)
+        return state, sitting
 
     def located(self, error: DivergedError, state: TrainState) -> DivergedError:
         """See `divergence.located`."""
@@ -183,12 +183,10 @@ class TrainedJob(Job):
             settings = replace(settings, micro_batch_size=min(settings.micro_batch_size or num_rows, num_rows))
         return located(error, state, self.batches, settings, self.record().precision, self.folder / "checkpoint")
 
-    def _hooks(
+    def _sit(
         self, state: TrainState, stopwatch: Stopwatch, stop: StopRequest, stack: ExitStack, *, is_resumed: bool
-    ) -> list[Hook]:
-        # Log first, so that a validation follows its step; the checkpoint last, so that it counts both.
-        record, path = self.record(), self.folder / "metrics.jsonl"
-        tokens_per_step = self.train.batch_size * record.seq_len
+    ) -> Sitting:
+        path = self.folder / "metrics.jsonl"
         metrics_log = MetricsLog(path, state.step if is_resumed else None, state.num_metrics_rows)
         stack.callback(metrics_log.close)
         mirror = self.mirror(is_resumed)
@@ -200,20 +198,6 @@ class TrainedJob(Job):
                 mirror.replay(stream_metrics(path))
         if is_resumed:
             log.info(f"resumes at step {state.step} of {state.end(self.num_steps)}: {self.folder}")
-        bar = ProgressBar(state.end(self.num_steps), tokens_per_step, state.step, self.name)
+        bar = ProgressBar(state.end(self.num_steps), self.tokens_per_step, state.step, self.name)
         stack.callback(bar.close)
-        shared: dict[str, Any] = {"stopwatch": stopwatch, "num_steps": self.num_steps}
-        logging = Logging(
-            log=metrics_log, mirror=mirror, bar=bar, settings=self.train, tokens_per_step=tokens_per_step, **shared
-        )
-        shared |= {"stop": stop, "folder": self.folder / "checkpoint", "record": record}
-        callbacks = {"measure": self.measure, "is_due": self.is_due, "new_end": self.new_end}
-        validation = Validation(**callbacks, logging=logging, **shared)
-        checkpoints = Checkpoints(
-            log=metrics_log,
-            interval=self.checkpoint_interval,
-            interval_seconds=self.train.checkpoint_interval_seconds,
-            **shared,
-        )
-        estimate = [Estimate(bar, state.step, self.folder.parent.name)] if self.estimated else []
-        return [logging, *estimate, validation, checkpoints]
+        return Sitting(job=self, log=metrics_log, mirror=mirror, bar=bar, stopwatch=stopwatch, stop=stop)

@@ -36,7 +36,7 @@ from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.hooks import DivergedError, Validation
+from attnbench.training.hooks import DivergedError, Sitting
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
 from attnbench.verdict.axes import axes
@@ -542,12 +542,12 @@ def test_a_run_stopped_again_and_again_ends_with_the_bits_of_one_never_stopped(f
 
 
 def test_a_signal_during_the_last_step_ends_the_command_too(folder, monkeypatch):
-    def validate_and_stop(self, state, report, validate=Validation.__call__):
+    def validate_and_stop(self, state, report, validate=Sitting.validate):
         validate(self, state, report)
         if state.step == 12:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Validation, "__call__", validate_and_stop)
+    monkeypatch.setattr(Sitting, "validate", validate_and_stop)
     settings = compose_once(words(folder, outputs="last_step"))
     with pytest.raises(Interrupted, match="the same command") as caught:
         run(settings)

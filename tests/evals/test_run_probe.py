@@ -30,7 +30,7 @@ from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings
 from attnbench.training import checkpoint, learning_rate, run
-from attnbench.training.hooks import Checkpoints
+from attnbench.training.hooks import Sitting
 from attnbench.training.learning_rate import learning_rates
 from attnbench.training.log import read_metrics
 from attnbench.training.step import batch_nats, loss_and_gradients
@@ -237,7 +237,7 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, dropout,
     own = prepared(settings)
 
     def stopping(step: int, how: str):
-        def hook(self, state, report, keep=Checkpoints.__call__):
+        def hook(self, state, report, keep=Sitting.keep):
             if state.step == step and how == "signal":
                 os.kill(os.getpid(), signal.SIGTERM)
             keep(self, state, report)
@@ -249,7 +249,7 @@ def test_stopped_and_resumed_is_to_the_bit_what_was_never_stopped(attn, dropout,
     # Saved at step 4; killed without a word at 7, whose rows of metrics are already there; saved at 10.
     for step, how, error in ((4, "signal", Interrupted), (7, "death", StoppedError), (10, "signal", Interrupted)):
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpoints, "__call__", stopping(step, how))
+            patch.setattr(Sitting, "keep", stopping(step, how))
             with pytest.raises(error):
                 run_jobs([own])
         assert not own.results.exists()
@@ -292,7 +292,7 @@ def test_a_signal_during_the_last_step_ends_the_command_after_the_scores(tmp_pat
         if state.step == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Checkpoints, "__call__", signalled)
+    monkeypatch.setattr(Sitting, "keep", signalled)
     settings = probe_settings(tmp_path)
     with pytest.raises(Interrupted, match="the same command"):
         run_jobs([prepared(settings)])

@@ -23,7 +23,7 @@ from attnbench.results.row_files import read_results
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.training import job as training_job
 from attnbench.training import step as training_step
-from attnbench.training.hooks import Checkpoints
+from attnbench.training.hooks import Sitting
 from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
 
@@ -78,12 +78,12 @@ def test_a_signal_outside_training_ends_the_command_without_a_traceback(
 
 
 def stop_at_step_4(settings, number, monkeypatch) -> None:
-    def stop(self, state, report, save=Checkpoints.__call__):
+    def stop(self, state, report, save=Sitting.keep):
         self.stop.signal = number if state.step == 4 else None
         save(self, state, report)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "__call__", stop)
+        patch.setattr(Sitting, "keep", stop)
         with pytest.raises(Interrupted, match="stopped at step 4"):
             run(settings)
 
@@ -155,7 +155,7 @@ def test_a_stop_cuts_off_a_validation_which_is_made_again(number, step, folder, 
     if step == 12:
         # Ended once more, by what nobody hears, after the validation and before the state is kept.
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpoints, "__call__", lambda *_: 1 / 0)
+            patch.setattr(Sitting, "keep", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 run(settings)
     assert run(settings) == place
@@ -263,7 +263,7 @@ def test_a_second_signal_says_from_where_the_same_command_goes_on(step, start, f
     def end(code):
         raise Ended(code)
 
-    def stop_twice(self, state, report, save=Checkpoints.__call__):
+    def stop_twice(self, state, report, save=Sitting.keep):
         if state.step == step:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -271,7 +271,7 @@ def test_a_second_signal_says_from_where_the_same_command_goes_on(step, start, f
 
     settings = compose_once(words(folder, outputs=f"twice{step}"))
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "__call__", stop_twice)
+        patch.setattr(Sitting, "keep", stop_twice)
         patch.setattr(os, "_exit", end)
         with pytest.raises(Ended, match="130"):
             run(settings)

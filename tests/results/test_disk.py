@@ -24,7 +24,7 @@ from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.training.checkpoint import load_last, save_step
-from attnbench.training.hooks import Checkpoints
+from attnbench.training.hooks import Sitting
 from attnbench.training.log import MetricsLog, read_metrics
 from attnbench.training.prepare import prepare
 
@@ -111,13 +111,13 @@ def test_the_tensor_library_s_full_disk_has_its_number(tmp_path, monkeypatch):
 def test_a_folder_that_vanishes_ends_the_run(tmp_path, monkeypatch):
     own = settings(tmp_path)
 
-    def vanish(self, state, report, keep=Checkpoints.__call__):
+    def vanish(self, state, report, keep=Sitting.keep):
         if state.step == 4:
             shutil.rmtree(tmp_path / "outputs")
         keep(self, state, report)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "__call__", vanish)
+        patch.setattr(Sitting, "keep", vanish)
         with pytest.raises(UserError, match="No such file or directory"):
             run(own)
     assert not (tmp_path / "outputs").exists()

@@ -4,7 +4,10 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,7 +35,7 @@ from attnbench.settings.registry import trust
 from attnbench.settings.schema import MixerSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState, best_folder, is_final, load_last, save_best, save_final, save_step
-from attnbench.training.hooks import Checkpoints, Stopwatch, Validation
+from attnbench.training.hooks import Sitting, Stopwatch
 from attnbench.training.log import MetricsLog
 from attnbench.training.loop import train
 
@@ -112,23 +115,27 @@ def test_the_last_two_states_are_kept(tmp_path):
     assert loaded.step == 100
 
 
+def sitting_of(folder: Path, state: TrainState, stop: StopRequest, name: str = "softmax", **job: Any) -> Sitting:
+    train = replace(TRAIN, checkpoint_interval_seconds=3600)
+    job |= {"folder": folder, "train": train, "num_steps": NUM_STEPS, "tokens_per_step": 1, "checkpoint_interval": 4}
+    return Sitting(
+        job=SimpleNamespace(**job, record=lambda: record(name)),  # pyright: ignore[reportArgumentType]
+        log=MetricsLog(folder / "metrics.jsonl", None),
+        mirror=None,
+        bar=Mock(),
+        stopwatch=Stopwatch(state, torch.device("cpu")),
+        stop=stop,
+    )
+
+
 def test_the_best_weights_are_those_of_the_lowest_validation_loss(tmp_path):
     state, losses = trained(), iter([3.0, 2.0, 2.5])
-    validate = Validation(
-        measure=lambda state: {"nats_per_character": next(losses)},
-        **{
-            "is_due": lambda _: True,
-            "new_end": lambda *_: None,
-            "logging": Mock(),
-            "stopwatch": Stopwatch(state, torch.device("cpu")),
-            "num_steps": 3,
-        },
-        **{"stop": StopRequest(), "folder": tmp_path, "record": record()},
-    )
+    job = {"measure": lambda state: {"nats_per_character": next(losses)}, "is_due": lambda _: True}
+    sitting = sitting_of(tmp_path, state, StopRequest(), **job, new_end=lambda *_: None)
     for state.step in (1, 2, 3):
-        validate(state)
+        sitting.validate(state)
     assert (state.best_nats, state.best_step) == (2.0, 2)
-    assert best_folder(tmp_path).name == "best-00000002"
+    assert best_folder(sitting.folder).name == "best-00000002"
 
 
 def test_the_end_leaves_the_best_and_the_final_weights(tmp_path):
@@ -190,19 +197,6 @@ def test_a_file_of_the_user_s_in_a_checkpoint_outlives_it(tmp_path):
     assert [path.name for path in (tmp_path / ".step-00000004.removed").iterdir()] == ["notes.txt"]
 
 
-def checkpoints_hook(folder: Path, state: TrainState, stop: StopRequest, name: str) -> Checkpoints:
-    return Checkpoints(
-        folder=folder,
-        record=record(name),
-        log=MetricsLog(folder.with_name(f"{folder.name}.jsonl"), None),
-        stopwatch=Stopwatch(state, torch.device("cpu")),
-        stop=stop,
-        interval_seconds=3600,
-        interval=4,
-        num_steps=NUM_STEPS,
-    )
-
-
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
 def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(name, tmp_path):
     never_stopped = numbers_of(trained(name, NUM_STEPS))
@@ -214,11 +208,11 @@ def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(name, tmp_path):
         def ask(state: TrainState, report: object, stop: StopRequest = stop, at: int = stop_step) -> None:
             stop.signal = 15 if state.step == at else None
 
-        hooks = [ask, checkpoints_hook(folder, state, stop, name)]
+        sitting = sitting_of(folder, state, stop, name)
         with pytest.raises(Interrupted, match=f"stopped at step {stop_step} of 12") as caught:
-            train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=hooks)
+            train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=[ask, sitting.keep])
         assert caught.value.exit_code == 143
-        resumed = load_last(folder, small_model(name, seed=9))
+        resumed = load_last(sitting.folder, small_model(name, seed=9))
         assert resumed is not None
         assert resumed.step == stop_step
         train(resumed, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=[])
@@ -228,13 +222,12 @@ def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(name, tmp_path):
 
 def test_a_state_is_kept_at_every_validation_but_not_at_the_end(tmp_path):
     state = fresh_state()
-    kept = []
+    sitting, kept = sitting_of(tmp_path, state, StopRequest()), []
 
     def look(state: TrainState, report: object) -> None:
-        kept.append(sorted(path.name for path in tmp_path.iterdir()))
+        kept.append(sorted(path.name for path in sitting.folder.glob("*")))
 
-    hooks = [checkpoints_hook(tmp_path, state, StopRequest(), "softmax"), look]
-    train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=hooks)
+    train(state, batch_of, TRAIN, precision="float32", num_steps=NUM_STEPS, hooks=[sitting.keep, look])
     four, eight = "step-00000004", "step-00000008"
     assert kept == [*[[]] * 3, *[[four]] * 4, *[[four, eight]] * 5]
 

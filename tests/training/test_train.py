@@ -39,17 +39,18 @@ from attnbench.data.texts import find_embedded
 from attnbench.machine.device import resolve_device, wake_compiler
 from attnbench.machine.environment import _assembler_version
 from attnbench.machine.precision import computing
+from attnbench.machine.signals import StopRequest
 from attnbench.model.building import build_model
 from attnbench.model.loss import cross_entropy
 from attnbench.results.folder import data_root
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import MAX_STEPS, LoggerSettings
+from attnbench.settings.schema import MAX_STEPS
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.hooks import DivergedError, Logging, Stopwatch
+from attnbench.training.hooks import DivergedError, Sitting, Stopwatch
 from attnbench.training.job import TrainingJob
 from attnbench.training.learning_rate import learning_rates, num_decay_steps, shortened
 from attnbench.training.log import MetricsLog, ProgressBar
-from attnbench.training.loop import train
+from attnbench.training.loop import Hook, train
 from attnbench.training.step import (
     Batch,
     StepReport,
@@ -61,7 +62,6 @@ from attnbench.training.step import (
     train_step,
     update,
 )
-from attnbench.training.wandb import WandbMirror
 
 CPU = torch.device("cpu")
 
@@ -332,20 +332,12 @@ def test_gradients_that_are_not_finite_leave_everything_untouched(value):
     assert_equal_numbers(numbers_of(state), numbers_of(twin))
 
 
-def logging_hook(state: TrainState, folder: Path, num_steps: int, interval: int) -> Logging:
-    mirror = WandbMirror(
-        LoggerSettings(mode="none"), root=folder, run_id="r", folder=folder, name="r", group="g", job_type="train",
-        config={}, resume=False,
-    )  # fmt: skip
-    return Logging(
-        log=MetricsLog(folder / "metrics.jsonl", resume_step=None),
-        mirror=mirror,
-        bar=ProgressBar(num_steps, 1, 0, "small"),
-        stopwatch=Stopwatch(state, CPU),
-        settings=replace(TRAIN, log_interval_steps=interval),
-        num_steps=num_steps,
-        tokens_per_step=TRAIN.batch_size * SEQ_LEN,
-    )
+def logging_hook(state: TrainState, folder: Path, num_steps: int, interval: int) -> Hook:
+    train = replace(TRAIN, log_interval_steps=interval)
+    job = SimpleNamespace(train=train, num_steps=num_steps, tokens_per_step=TRAIN.batch_size * SEQ_LEN)
+    log, bar = MetricsLog(folder / "metrics.jsonl", resume_step=None), ProgressBar(num_steps, 1, 0, "small")
+    shared: Any = {"job": job, "mirror": None, "stop": StopRequest()}
+    return Sitting(log=log, bar=bar, stopwatch=Stopwatch(state, CPU), **shared).write_log
 
 
 @pytest.mark.parametrize(("bad_step", "found_at"), [(1, 4), (3, 4), (4, 6)])

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import netrc
 import os
 import platform
 import re
@@ -191,16 +190,3 @@ def answers(url: str, limit_seconds: float) -> bool:
     thread.start()
     thread.join(limit_seconds)
     return answered.is_set()
-
-
-def has_netrc_key(host: str) -> bool:
-    """Return whether the user's netrc file (the first of NETRC, ~/.netrc, ~/_netrc) has a key for `host`."""
-    names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for path in map(Path, map(os.path.expanduser, names)):
-        if path.exists():
-            try:
-                entry = netrc.netrc(path).authenticators(host)
-            except (netrc.NetrcParseError, OSError):
-                return False
-            return entry is not None and bool(entry[2])
-    return False

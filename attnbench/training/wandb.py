@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from attnbench.machine.environment import answers, has_netrc_key
+from attnbench.machine.environment import answers
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import LoggerSettings
 
@@ -235,12 +234,16 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 def _obstacle() -> str | None:
     """Return the reason why a run cannot go online, if any."""
     wandb = _quiet_wandb()
+    # A dependency of wandb, which finds keys with it too.
+    from requests.utils import get_netrc_auth
+
     settings = wandb.setup().settings
-    hosts = [urlsplit(settings.base_url).netloc]
+    urls = [settings.base_url]
     if settings.base_url == wandb.Settings.model_fields["base_url"].default:
         # Keys of the public server are stored under this name.
-        hosts.append("api.wandb.ai")
-    if not (settings.api_key or settings.identity_token_file or any(map(has_netrc_key, hosts))):
+        urls.append("https://api.wandb.ai")
+    keys = [settings.api_key, settings.identity_token_file, *((get_netrc_auth(url) or ("", ""))[1] for url in urls)]
+    if not any(keys):
         return "not logged in"
     if not answers(settings.base_url.rstrip("/") + "/graphql", PROBE_SECONDS):
         return f"no answer from {settings.base_url} within {PROBE_SECONDS:g} s"

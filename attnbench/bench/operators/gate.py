@@ -32,10 +32,11 @@ def reference(
     query_BTK: Tensor, key_BTK: Tensor, value_BTK: Tensor, gradient_BTK: Tensor | None, causal: bool
 ) -> list[Tensor]:
     """Compute output and gradients of query, key and value in float64, B counting heads, a few queries at a time."""
-    query_BTK, key_BTK, value_BTK = (x.double() for x in (query_BTK, key_BTK, value_BTK))
     B, T, K = query_BTK.shape
-    output_BTK, query_gradient_BTK = torch.empty_like(query_BTK), torch.empty_like(query_BTK)
-    key_gradient_BTK, value_gradient_BTK = torch.zeros_like(key_BTK), torch.zeros_like(value_BTK)
+    has_gradient = gradient_BTK is not None
+    inputs = [x.detach().double().requires_grad_(has_gradient) for x in (query_BTK, key_BTK, value_BTK)]
+    query_BTK, key_BTK, value_BTK = inputs
+    outputs, gradients = [], [torch.zeros_like(x) for x in inputs] if has_gradient else []
     step = max(1, MAX_WEIGHTS_AT_A_TIME // (B * T))
     for first in range(0, T, step):
         rows = slice(first, min(T, first + step))
@@ -43,19 +44,14 @@ def reference(
         if causal:
             position_T = torch.arange(rows.start, rows.stop, device=query_BTK.device)
             unseen_TS = torch.arange(T, device=query_BTK.device) > position_T[:, None]
-            score_BTS.masked_fill_(unseen_TS, -math.inf)
-        weight_BTS = score_BTS.softmax(-1)
-        output_BTK[:, rows] = weight_BTS @ value_BTK
+            score_BTS = score_BTS.masked_fill(unseen_TS, -math.inf)
+        output_BTK = score_BTS.softmax(-1) @ value_BTK
+        outputs.append(output_BTK.detach())
         if gradient_BTK is not None:
-            slice_BTK = gradient_BTK[:, rows].double()
-            value_gradient_BTK += weight_BTS.mT @ slice_BTK
-            product_BT = (slice_BTK * output_BTK[:, rows]).sum(-1, keepdim=True)
-            weight_BTS *= (slice_BTK @ value_BTK.mT - product_BT) * K**-0.5
-            query_gradient_BTK[:, rows] = weight_BTS @ key_BTK
-            key_gradient_BTK += weight_BTS.mT @ query_BTK[:, rows]
-    if gradient_BTK is None:
-        return [output_BTK]
-    return [output_BTK, query_gradient_BTK, key_gradient_BTK, value_gradient_BTK]
+            parts = torch.autograd.grad(output_BTK, inputs, gradient_BTK[:, rows].double())
+            for whole, part in zip(gradients, parts, strict=True):
+                whole += part
+    return [torch.cat(outputs, dim=1), *gradients]
 
 
 class GateError(Exception): ...

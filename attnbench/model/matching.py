@@ -13,8 +13,8 @@ import torch
 
 from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import Mixer, State, state_bytes
-from attnbench.model.building import build_layer, build_layers, build_meta, resolve_mixer
-from attnbench.model.language_model import NORMS, Block, LanguageModel
+from attnbench.model.building import build_layer, build_meta, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.hybrid import layers_of
 from attnbench.settings.registry import resolve
@@ -133,8 +133,12 @@ def match_model(
             raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
         return size.flops_per_token
 
-    reference_parameters, reference_flops = _reference_size(model, vocabulary_size, seq_len, num_logits)
-    target = reference_flops if match == "flops" else reference_parameters
+    # Softmax's counts do not depend on heads; one head fits every width.
+    alike = replace(model, head_width=model.dim)
+    softmax = build_meta([REFERENCE] * model.num_layers, alike, vocabulary_size=vocabulary_size)
+    reference = _size(softmax, model.feed_forward_width, seq_len, num_logits)
+    assert reference.flops_per_token is not None, "softmax counts its operations"
+    target = reference.flops_per_token if match == "flops" else reference.parameters
     width = model.feed_forward_width
     layers, mismatch, values = list(mixers), None, []
     if match == "state":
@@ -150,10 +154,10 @@ def match_model(
         model=replace(model, feed_forward_width=width, num_layers=len(layers)),
         match=match if match == "state" or match_by == "layers" or model.feed_forward_width else "none",
         parameters=size.parameters,
-        reference_parameters=reference_parameters,
+        reference_parameters=reference.parameters,
         num_branches=chosen.num_branches,
         flops_per_token=size.flops_per_token,
-        reference_flops_per_token=reference_flops,
+        reference_flops_per_token=reference.flops_per_token,
         state_bytes=_state_bytes(chosen, seq_len, precision),
         seq_len=seq_len,
         precision=precision,
@@ -177,22 +181,6 @@ def _size(model: LanguageModel, width: int, seq_len: int, num_logits: int | None
     added = weights * width // max(1, model.feed_forward_width) - weights
     flops = model.forward_flops(seq_len, num_logits)
     return Size(model.num_parameters() + added, None if flops is None else (flops + 2 * added * seq_len) / seq_len)
-
-
-def _reference_size(
-    model: ModelSettings, vocabulary_size: int, seq_len: int, num_logits: int | None
-) -> tuple[int, float]:
-    """Return parameters and FLOPs a token of the same model with softmax attention, of which one block is built."""
-    # Softmax's counts do not depend on heads; one head fits every width.
-    [mixer] = build_layers([REFERENCE], replace(model, head_width=model.dim, num_layers=1))
-    with torch.device("meta"):
-        block = Block(mixer, model.dim, model.feed_forward_width, 0.0, model.norm, model.doubled_residual)
-        norm = NORMS[model.norm](model.dim)
-    of_logits, flops_of_block = vocabulary_size * model.dim, block.forward_flops(seq_len)
-    assert flops_of_block is not None, "softmax counts its operations"
-    flops = model.num_layers * flops_of_block + 2 * of_logits * (seq_len if num_logits is None else num_logits)
-    of_block, of_norm = (sum(parameter.numel() for parameter in part.parameters()) for part in (block, norm))
-    return of_logits * (1 + model.untied) + of_norm + model.num_layers * of_block, flops / seq_len
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:

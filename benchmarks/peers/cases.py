@@ -63,6 +63,14 @@ FLA_GATED = Peer(
     kind="fla",
     options={"model": "GatedDeltaNet", "head_dim": 64, "expand_v": 1, "conv_size": 4, "use_gate": True},
 )
+FLA_KDA = Peer(name="fla KDAForCausalLM", kind="fla", options={"model": "KDA", "head_dim": 64})
+FLA_GLA = Peer(name="fla GLAForCausalLM", kind="fla", options={"model": "GLA", "expand_k": 1})
+# Without a feed-forward, as published: of twice as many layers.
+FLA_MAMBA2 = Peer(
+    name="fla Mamba2ForCausalLM",
+    kind="fla",
+    options={"model": "Mamba2", "head_dim": 64, "num_heads": 24, "num_hidden_layers": 24},
+)
 
 
 def _models(name: str, attn: str, model: tuple[str, ...], seq_len: int, batch_size: int, *peers: Peer) -> Case:
@@ -97,6 +105,10 @@ CASES = {
             *("gated_deltanet-16384", "gated_deltanet", LARGE, 16384, 2),
             *(FLA_GATED, Peer(name="our flash", kind="ours", overrides=("attn=flash",))),
         ),
+        _models("gated_deltanet-12x768", "gated_deltanet", LARGE, 2048, 8, FLA_GATED),
+        _models("kda-12x768", "kda", LARGE, 2048, 8, FLA_KDA),
+        _models("gla-12x768", "gla", LARGE, 2048, 8, FLA_GLA),
+        _models("mamba2-12x768", "mamba2", LARGE, 2048, 8, FLA_MAMBA2),
         _models("flash-cpu-plain", "flash", ("model=4m",), 256, 8, Peer(name="plain GPT", kind="plain_gpt")),
         _models(
             *("flash-cpu-nanogpt", "flash", ("model=4m",), 256, 8),

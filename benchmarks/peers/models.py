@@ -146,8 +146,8 @@ class FlaModel(nn.Module):
     The embedding is tied, as ours is. Its own loss shifts the labels itself, so that it scores one position less.
 
     Args:
-        name: GatedDeltaNet or LinearAttention, as in GatedDeltaNetConfig and GatedDeltaNetForCausalLM.
-        options: of the configuration.
+        name: GatedDeltaNet or another, as in GatedDeltaNetConfig and GatedDeltaNetForCausalLM.
+        options: of the configuration; they win over the model's shape.
 
     Raises:
         AbsentPeerError: the library or transformers is not installed.
@@ -161,15 +161,10 @@ class FlaModel(nn.Module):
             if importlib.util.find_spec(package) is None:
                 raise AbsentPeerError(f"{package} is not installed (or give --fla-path DIR)")
         models: Any = importlib.import_module("fla.models")
-        config = getattr(models, f"{name}Config")(
-            hidden_size=model.dim,
-            num_hidden_layers=model.num_layers,
-            num_heads=model.dim // model.head_width,
-            vocab_size=vocabulary_size,
-            max_position_embeddings=seq_len,
-            tie_word_embeddings=True,
-            **options,
-        )
+        shape = {"hidden_size": model.dim, "num_hidden_layers": model.num_layers}
+        shape |= {"num_heads": model.dim // model.head_width, "max_position_embeddings": seq_len}
+        shape |= {"vocab_size": vocabulary_size, "tie_word_embeddings": True}
+        config = getattr(models, f"{name}Config")(**shape | options)
         self.language_model: Any = getattr(models, f"{name}ForCausalLM")(config)
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def plan(*words):
         return read_comparison(config, config.hydra).plan
 
 
-MANY = ("mixers", "mixers_small", *(name for name in PLANS if "factorial" in name))
+MANY = ("mixers", "mixers_small", "speed", *(name for name in PLANS if "factorial" in name))
 """Plans of dozens of variants."""
 
 
@@ -55,13 +55,15 @@ def test_plans_of_language_models_take_other_corpora():
             return False
         return True
 
-    # One has a vocabulary of its own, two train no language model, and a factorial has one corpus.
+    # One has a vocabulary of its own, four train no language model, and a factorial has one corpus.
     others = {
         "published",
         "frontier",
         "grid_cost",
         "state_first",
         "ar_hits",
+        "speed",
+        "speed_lengths",
         *(name for name in PLANS if "factorial" in name),
     }
     assert {name for name in PLANS if takes_them(name)} == {*PLANS} - others

@@ -1,16 +1,27 @@
 """Multi-head latent attention: keys and values of all heads come from one cached narrow latent."""
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnbench.mixers.around import RotaryPositions, by_heads, head_norm
 from attnbench.mixers.layers import Projection, RMSNorm
+from attnbench.mixers.options import options_of
 from attnbench.mixers.shell import Shell
 from attnbench.mixers.softmax import room_for
-from attnbench.ops.attention.softmax_attention import attend, attention_flops, definition, materialised, visible
+from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
+from attnbench.ops.attention.softmax_attention import (
+    KERNELS,
+    attend,
+    attention_flops,
+    definition,
+    fused,
+    materialised,
+    visible,
+)
 from attnbench.ops.layers.rotary import rotate
+from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 
 
@@ -35,6 +46,10 @@ class MLA(Shell):
 
     The paper's query has a latent too (DeepSeek-V2-Lite's has none), its widths are 4 and 1/2 times a head's 128
     channels. qk_norm covers a query's rotary channels and the rotary key.
+
+    `backend` changes the speed, not the result beyond rounding. `torch` writes the weights out. `cudnn` and `triton`
+    are Flash's kernels, with keys of K + R and values of K channels: cudnn takes multiples of 8 in bfloat16 on CUDA,
+    triton up to 128 channels a key. A step is by torch.
     """
 
     latent_width: int | None = option(
@@ -52,8 +67,22 @@ class MLA(Shell):
     conv_size: int = option(0, "taps of a short convolution over query, latent and rotary key; 0: none")
     qk_norm: bool = option(False, "RMS norm of each head's query and of the rotary key; the latent is normed anyway")
 
-    auto_rule = "there is no other"
+    backends: ClassVar[tuple[str, ...]] = ("torch", "cudnn", "triton")
+    auto_rule = "torch; the others have not been timed yet"
+    without_vmap: ClassVar[frozenset[str]] = frozenset({"cudnn"})
     state_grows = True
+
+    @classmethod
+    def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:
+        backend = super().choose_backend(options, device_type=device_type, precision=precision)
+        if backend != "torch":
+            width = options.get("head_width") or 8
+            key_width = width + options.get("rotary_width", options_of(cls)["rotary_width"].default)
+            for channels in (key_width, width):
+                refusal = IMPLEMENTATIONS[KERNELS[backend]].refusal(device_type, precision, channels)
+                if refusal is not None:
+                    raise UserError(f"attn.backend={backend}: {refusal}; attn.backend=torch takes all")
+        return backend
 
     def widths(self) -> tuple[int, int, int]:
         self.latent_channels = max(1, self.dim // 2) if self.latent_width is None else self.latent_width
@@ -69,14 +98,14 @@ class MLA(Shell):
 
     def forward(self, x_BTD: Tensor, state: LatentState | None = None) -> tuple[Tensor, LatentState | None]:
         if state is None:
-            return self._finish(materialised(*self._inputs(x_BTD), None), x_BTD), None
+            return self._finish(self._attend(*self._inputs(x_BTD)), x_BTD), None
         start, end = room_for(x_BTD.shape[1], state.position, state.latent_BSC.shape[1])
         query_BTHK, rotary_key_BTK, latent_BTC = self._project(x_BTD, state.position, state.history_BWC)
         state.latent_BSC[:, start:end] = latent_BTC
         state.rotary_key_BSK[:, start:end] = rotary_key_BTK
         state.position.fill_(end)
         key_BSHK, value_BSHV = self._up(state.rotary_key_BSK[:, :end], state.latent_BSC[:, :end])
-        mixed_BTHV = materialised(query_BTHK.to(key_BSHK.dtype), key_BSHK, value_BSHV, None)
+        mixed_BTHV = self._attend(query_BTHK.to(key_BSHK.dtype), key_BSHK, value_BSHV)
         return self._finish(mixed_BTHV.to(x_BTD.dtype), x_BTD), state
 
     def step(self, x_BD: Tensor, state: LatentState) -> tuple[Tensor, LatentState]:
@@ -141,6 +170,11 @@ class MLA(Shell):
         key_BSHK, value_BSHV = by_heads((self.up_key(latent_BSC), self.up_value(latent_BSC)), self.head_width)
         shared_BSHK = rotary_key_BSK[:, :, None].to(key_BSHK.dtype).expand(-1, -1, self.heads, -1)
         return torch.cat([key_BSHK, shared_BSHK], dim=-1), value_BSHV
+
+    def _attend(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor) -> Tensor:
+        if self.backend == "torch":
+            return materialised(query_BTHK, key_BSHK, value_BSHV, None)
+        return fused(query_BTHK, key_BSHK, value_BSHV, None, self.backend)
 
     def _finish(self, mixed_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.output(self.norm(mixed_BTHV).flatten(2), x_BTD)

@@ -41,8 +41,17 @@ def plain_packed(packed: Tensor, angles: Tensor | None, heads: int, groups: int,
     return plain(query, key, value, True, window).flatten(2)
 
 
-def check_attention(queries: int, keys: int, heads: int, groups: int, width: int, dtype: torch.dtype, **options):
-    shapes = ((2, queries, heads, width), (2, keys, groups, width), (2, keys, groups, width))
+def check_attention(
+    queries: int,
+    keys: int,
+    heads: int,
+    groups: int,
+    width: int,
+    dtype: torch.dtype,
+    value_width: int | None = None,
+    **options,
+):
+    shapes = ((2, queries, heads, width), (2, keys, groups, width), (2, keys, groups, value_width or width))
     assert_definition(
         lambda *tensors: flash_attention(*tensors, **options),
         lambda *tensors: plain(*tensors, options["causal"], options.get("window")),
@@ -93,6 +102,15 @@ def packed_results() -> tuple[Tensor, ...]:
 )
 def test_attention_is_that_of_float64(queries, keys, heads, groups, width, causal, dtype) -> None:
     check_attention(queries, keys, heads, groups, width, dtype, causal=causal)
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    ("width", "value_width", "queries", "splits"), [(24, 16, 70, 1), (40, 32, 45, 3), (16, 40, 70, 2), (80, 64, 5, 1)]
+)
+def test_values_of_another_width(width, value_width, queries, splits, dtype, monkeypatch) -> None:
+    in_parts(monkeypatch, splits)
+    check_attention(queries, 70, 2, 1, width, dtype, value_width=value_width, causal=True)
 
 
 @pytest.mark.parametrize(("window", "dtype"), [(1, torch.float32), (7, HALF), (80, torch.float32), (1000, HALF)])
@@ -232,7 +250,7 @@ def test_views_of_any_strides_are_read_in_place() -> None:
 )
 def test_registers_are_limited_where_another_program_has_room(kernel, length, width, dtype, forgets, rotates, most):
     heads = torch.empty(1, length, 2, width, dtype=dtype, device="meta")
-    constants = flash_launch._constants(kernel, heads, heads, forgets, rotates, True, None)
+    constants = flash_launch._constants(kernel, (heads, heads, heads), forgets, rotates, True, None)
     assert constants.get("maxnreg") == most
 
 

@@ -13,6 +13,7 @@ TURNED, GROUPED = {"rotary_theta": 100.0}, {"num_key_value_heads": 1, "conv_size
 CASES = [
     *(("flash", change) for change in ({}, GROUPED, {"qk_norm": True}, {"rotary_theta": None, "window": 9})),
     *(("fox", {}), ("fox", GROUPED), ("window", {"window": 9})),
+    *(("mla", {}), ("mla", {"qk_norm": True, "conv_size": 4, "rotary_width": 10})),
     *(("linear", change) for change in ({}, {"feature_map": "relu"}, {"feature_map": "softmax"}, {"qk_norm": True})),
     *(("linear", change) for change in ({"conv_size": 4}, TURNED, {"output_norm": True, "output_gate": "sigmoid"})),
     ("linear", {**TURNED, "qk_norm": True, "feature_map": "softmax"}),
@@ -32,7 +33,7 @@ COMPILED = [
         pytest.param(name, change, marks=pytest.mark.slow)
         for name, change in (
             *(("gla", {}), ("rwkv7", {}), ("retnet", {}), ("mamba3", {"state_width": 16})),
-            *(("mlstm", {"value_expansion": 0.5}), ("window", {"window": 9})),
+            *(("mlstm", {"value_expansion": 0.5}), ("window", {"window": 9}), ("mla", {})),
         )
     ),
 ]

@@ -39,7 +39,7 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, attention, othe
     query = normal(1, 16, 2, 16)
     with multiplying(precision):
         constants = [
-            flash_launch._constants("forward", query, query, False, False, True, None),
+            flash_launch._constants("forward", (query,) * 3, False, False, True, None),
             linear_attention._arguments(mixed, None, 2, "elu", linear_attention.forward_blocks(mixed, 2, False)),
             DeltaRule(mixed, rate, rate, 2, 2, 16, False).options("read"),
             ScalarDecay(mixed, rate, None, None, 2, 16, 1.0).options("gradient"),

@@ -9,6 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.mixers.base import state_bytes
 from attnbench.mixers.definition import in_pieces
+from attnbench.mixers.mla import MLA
+from attnbench.ops.attention import attention_kernels
 from attnbench.settings.errors import UserError
 
 
@@ -56,12 +58,31 @@ def test_only_the_rotary_channels_are_turned() -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "options", "device_type", "message"),
+    [
+        ("cudnn", {}, "cpu", "cuDNN's kernel: CUDA alone, and device=cpu"),
+        ("cudnn", {"rotary_width": 12}, "cuda", "cuDNN's kernel: multiples of 8 .* and here are 76"),
+        ("cudnn", {"head_width": 60, "rotary_width": 20}, "cuda", "multiples of 8 .* and here are 60"),
+        ("triton", {"head_width": 128}, "cuda", "our Triton kernel .* up to 128 channels a head, and here are 144"),
+    ],
+)
+def test_a_kernel_is_refused_by_the_widths_of_keys_and_values(backend, options, device_type, message, monkeypatch):
+    monkeypatch.setattr(attention_kernels, "require_triton", lambda *named: None)
+    problem = {"device_type": device_type, "precision": "bfloat16"}
+    given = {"backend": backend, "head_width": 64, **options}
+    with pytest.raises(UserError, match=rf"^attn\.backend={backend}: .*{message}; attn\.backend=torch takes all$"):
+        MLA.choose_backend(given, **problem)
+    assert MLA.choose_backend({**given, "backend": "auto"}, **problem) == "torch"
+    assert MLA.choose_backend({"backend": backend, "head_width": 64}, **problem | {"device_type": "cuda"}) == backend
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"rotary_width": 15}, r"^attn\.rotary_theta=10000\.0, head_width=15: rotary positions need .* even"),
         ({"rotary_width": 0}, r"^attn\.rotary_width=0: must be at least 1$"),
         ({"latent_width": 0}, r"^attn\.latent_width=0: must be at least 1$"),
-        ({"backend": "sdpa"}, r"^attn\.backend=sdpa: MLA has auto, torch$"),
+        ({"backend": "sdpa"}, r"^attn\.backend=sdpa: MLA has auto, torch, cudnn, triton$"),
     ],
 )
 def test_refused_settings(options: dict[str, Any], message: str) -> None:

@@ -60,6 +60,12 @@ def attended(width: int, dtype: torch.dtype) -> Tensor:
     return flash_attention.flash_attention(*heads, causal=True)
 
 
+def attended_by_latents(width: int, value_width: int, dtype: torch.dtype) -> Tensor:
+    query, key = (empty(HEADS * width, dtype).unflatten(2, (HEADS, width)) for _ in range(2))
+    value = empty(HEADS * value_width, dtype).unflatten(2, (HEADS, value_width))
+    return flash_attention.flash_attention(query, key, value, causal=True)
+
+
 def turned_and_attended(width: int, dtype: torch.dtype) -> Tensor:
     heads, angles = {"num_heads": HEADS, "num_key_value_heads": HEADS}, torch.empty(2, LENGTH, width // 2)
     return flash_attention.packed_flash_attention(empty(3 * HEADS * width, dtype), angles, causal=True, **heads)
@@ -107,6 +113,8 @@ def embedded(dtype: torch.dtype) -> Tensor:
 HALF, WHOLE = torch.bfloat16, torch.float32
 PROBLEMS = {
     "flash, 128 channels, bfloat16": partial(attended, 128, HALF),
+    "flash, 80 x 64 channels, bfloat16": partial(attended_by_latents, 80, 64, HALF),
+    "flash, 128 x 64 channels, float32": partial(attended_by_latents, 128, 64, WHOLE),
     "flash, 64 channels, rotated, bfloat16": partial(turned_and_attended, 64, HALF),
     "flash, 128 channels, rotated, bfloat16": partial(turned_and_attended, 128, HALF),
     "flash, 64 channels, rotated, float32": partial(turned_and_attended, 64, WHOLE),

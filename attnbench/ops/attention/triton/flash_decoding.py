@@ -93,6 +93,8 @@ def _decode(
 
 def _check(query: Tensor, key: Tensor, value: Tensor, position: Tensor) -> None:
     check_heads(query, key, value, MAX_WIDTH)
+    if key.shape != value.shape:
+        raise ValueError(f"keys of {key.shape[-1]} channels, values of {value.shape[-1]}: both must have as many")
     if any(x.stride(-1) != 1 for x in (query, key, value)):
         raise ValueError("channels of query, key and value must lie side by side")
     if position.dim() or position.dtype != torch.int64 or position.device != query.device:

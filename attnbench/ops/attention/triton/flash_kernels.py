@@ -1,9 +1,9 @@
 """FlashAttention's kernels, see flash_op.py.
 
-Tensors (B, T, H, K) come with their strides along B, T and H. With SPLIT, programs along the grid's second axis have
-parts of one walk and write them one after the other along B. With FORGETS, `cumulative` is the sum of log f up to every
-key's position, (B, H, S) in float64. A program rounds differences from the middle of its block, which are small where
-weights are large.
+Tensors (B, T, H, K) and (B, T, H, V) come with their strides along B, T and H. With SPLIT, programs along the grid's
+second axis have parts of one walk and write them one after the other along B. With FORGETS, `cumulative` is the sum of
+log f up to every key's position, (B, H, S) in float64. A program rounds differences from the middle of its block, which
+are small where weights are large.
 """
 
 import triton
@@ -64,8 +64,8 @@ def flash_forward_kernel(
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Compute y and z of one block of queries of one head; `mixed` is contiguous."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
@@ -87,7 +87,7 @@ def flash_forward_kernel(
     if FORGETS:
         cumulative += sequence * num_keys
         since = tl.load(cumulative + tl.minimum(first_query + offset + QUERIES // 2, num_keys - 1))
-    accumulated = tl.zeros([QUERIES, PADDED], tl.float32)
+    accumulated = tl.zeros([QUERIES, VALUE_PADDED], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     largest = tl.full([QUERIES], MASKED_SCORE, tl.float32)
     for masked in tl.static_range(2):
@@ -114,7 +114,9 @@ def flash_forward_kernel(
                 weight = tl.exp2(score * (scale * LOG2_E) - new_largest[:, None])
             correction = tl.exp2(largest - new_largest)
             total = total * correction + tl.sum(weight, 1)
-            value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
+            value_tile = load_rows(
+                value, value_strides[1], key_position, num_keys, VALUE_WIDTH, VALUE_PADDED, masked == 1
+            )
             accumulated = tl.dot(
                 weight.to(value_tile.dtype), value_tile, accumulated * correction[:, None], input_precision=PRECISION
             )
@@ -127,8 +129,9 @@ def flash_forward_kernel(
     if FORGETS:
         # The common part of a row's scores, left out until here.
         largest -= _forgotten(cumulative, position + offset, num_keys, since)
-    mixed += (batch * num_queries * HEADS + head) * WIDTH
-    store_rows(mixed, HEADS * WIDTH, position, num_queries, accumulated / total[:, None], WIDTH, PADDED)
+    mixed += (batch * num_queries * HEADS + head) * VALUE_WIDTH
+    mixed_tile = accumulated / total[:, None]
+    store_rows(mixed, HEADS * VALUE_WIDTH, position, num_queries, mixed_tile, VALUE_WIDTH, VALUE_PADDED)
     logsumexp += sequence * num_queries + position
     tl.store(logsumexp, (largest + tl.log2(total)) / LOG2_E, mask=position < num_queries)
 
@@ -140,8 +143,8 @@ def flash_query_gradient_kernel(
     num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Compute the query gradient of one block of queries of one head, and r_t. With FORGETS also the sums of d_ts over
     keys before t, and `lost`, log2 of the weights' divisor times the gates' product between t and the middle of its
@@ -154,13 +157,13 @@ def flash_query_gradient_kernel(
     key += batch * key_strides[0] + head // SHARED_BY * key_strides[2]
     value += batch * value_strides[0] + head // SHARED_BY * value_strides[2]
     gradient += batch * gradient_strides[0] + head * gradient_strides[2]
-    mixed += (batch * num_queries * HEADS + head) * WIDTH
+    mixed += (batch * num_queries * HEADS + head) * VALUE_WIDTH
     position = first_query + tl.arange(0, QUERIES)
     query_tile = load_rows(query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
     if ROTATE_QUERY:
         query_tile = turn(query_tile, rotation, position, num_queries, WIDTH, PADDED, False).to(query_tile.dtype)
-    gradient_tile = load_rows(gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True)
-    mixed_tile = load_rows(mixed, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, True)
+    gradient_tile = load_rows(gradient, gradient_strides[1], position, num_queries, VALUE_WIDTH, VALUE_PADDED, True)
+    mixed_tile = load_rows(mixed, HEADS * VALUE_WIDTH, position, num_queries, VALUE_WIDTH, VALUE_PADDED, True)
     row, inside = sequence * num_queries + position, position < num_queries
     row_product = tl.sum(gradient_tile.to(tl.float32) * mixed_tile.to(tl.float32), 1)
     # All parts of a split walk write the same.
@@ -183,7 +186,9 @@ def flash_query_gradient_kernel(
         for first_key in range(middle if masked else first, stop if masked else middle, KEYS):
             key_position = first_key + tl.arange(0, KEYS)
             key_tile = load_rows(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
-            value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, masked == 1)
+            value_tile = load_rows(
+                value, value_strides[1], key_position, num_keys, VALUE_WIDTH, VALUE_PADDED, masked == 1
+            )
             if ROTATE_KEY:
                 key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
             score = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
@@ -221,8 +226,8 @@ def flash_key_value_gradient_kernel(
     value_gradient, value_gradient_strides, cumulative_gradient, num_queries, num_keys, scale,
     ROTATE_QUERY: tl.constexpr, ROTATE_KEY: tl.constexpr, FORGETS: tl.constexpr, FORGETS_BY: tl.constexpr,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one block of keys of one key/value head, over all query heads that share it.
 
@@ -237,7 +242,7 @@ def flash_key_value_gradient_kernel(
     value += batch * value_strides[0] + group * value_strides[2]
     key_position = first_key + tl.arange(0, KEYS)
     key_tile = load_rows(key, key_strides[1], key_position, num_keys, WIDTH, PADDED, True)
-    value_tile = load_rows(value, value_strides[1], key_position, num_keys, WIDTH, PADDED, True)
+    value_tile = load_rows(value, value_strides[1], key_position, num_keys, VALUE_WIDTH, VALUE_PADDED, True)
     if ROTATE_KEY:
         key_tile = turn(key_tile, rotation, key_position, num_keys, WIDTH, PADDED, False).to(key_tile.dtype)
     offset = num_keys - num_queries
@@ -254,7 +259,7 @@ def flash_key_value_gradient_kernel(
     if SPLIT:
         first, middle, stop = own_part(first, middle, stop, QUERIES)
     key_accumulated = tl.zeros([KEYS, PADDED], tl.float32)
-    value_accumulated = tl.zeros([KEYS, PADDED], tl.float32)
+    value_accumulated = tl.zeros([KEYS, VALUE_PADDED], tl.float32)
     for member in range(SHARED_BY):
         head = group * SHARED_BY + member
         head_query = query + batch * query_strides[0] + head * query_strides[2]
@@ -271,7 +276,7 @@ def flash_key_value_gradient_kernel(
                 row, inside = head_row + position, position < num_queries
                 query_tile = load_rows(head_query, query_strides[1], position, num_queries, WIDTH, PADDED, True)
                 gradient_tile = load_rows(
-                    head_gradient, gradient_strides[1], position, num_queries, WIDTH, PADDED, True
+                    head_gradient, gradient_strides[1], position, num_queries, VALUE_WIDTH, VALUE_PADDED, True
                 )
                 lost = tl.load(logsumexp + row, mask=inside, other=0.0)
                 row_product = tl.load(own_product + row, mask=inside, other=0.0)
@@ -322,4 +327,5 @@ def flash_key_value_gradient_kernel(
     key_gradient += batch * key_gradient_strides[0] + group * key_gradient_strides[2]
     store_rows(key_gradient, key_gradient_strides[1], key_position, num_keys, key_accumulated, WIDTH, PADDED)
     value_gradient += batch * value_gradient_strides[0] + group * value_gradient_strides[2]
-    store_rows(value_gradient, value_gradient_strides[1], key_position, num_keys, value_accumulated, WIDTH, PADDED)
+    value_row = value_gradient_strides[1]
+    store_rows(value_gradient, value_row, key_position, num_keys, value_accumulated, VALUE_WIDTH, VALUE_PADDED)

@@ -84,13 +84,15 @@ def _grid(
 
 
 def _constants(
-    kernel: str, query: Tensor, key: Tensor, forgets: bool, rotates: bool, causal: bool, window: int | None
+    kernel: str, inputs: tuple[Tensor, ...], forgets: bool, rotates: bool, causal: bool, window: int | None
 ) -> dict[str, Any]:
-    tiles = tiles_for(kernel, query.dtype, query.shape[3], key.shape[1], is_roomy(query.device))
-    is_small = query.dtype != torch.float32 and query.shape[3] <= 64 and tiles.queries == 64
+    (query, key, value), widest = inputs, max(inputs[0].shape[3], inputs[2].shape[3])
+    tiles = tiles_for(kernel, query.dtype, widest, key.shape[1], is_roomy(query.device))
+    is_small = query.dtype != torch.float32 and widest <= 64 and tiles.queries == 64
     registers = REGISTERS.get((kernel, "rotates" if rotates else "forgets" if forgets else "")) if is_small else None
-    (_, _, heads, width), groups = query.shape, key.shape[2]
+    heads, groups, width, value_width = query.shape[2], key.shape[2], query.shape[3], value.shape[3]
     sizes = {"HEADS": heads, "SHARED_BY": heads // groups, "WIDTH": width, "PADDED": padded_width(width)}
+    sizes |= {"VALUE_WIDTH": value_width, "VALUE_PADDED": padded_width(value_width)}
     sizes |= {"QUERIES": tiles.queries, "KEYS": tiles.keys, "WINDOW": window or 0}
     launch_options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     launch_options |= {"maxnreg": registers} if registers else {}
@@ -107,10 +109,11 @@ def forward(
     """Return y, contiguous, and z; arguments as in `flash_attention` and `packed_flash_attention`."""
     query, key, value = inputs
     (B, T, H, K), S = query.shape, key.shape[1]
-    mixed, logsumexp = query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
+    mixed = query.new_empty(*query.shape[:3], value.shape[3])
+    logsumexp = query.new_empty((B, H, T), dtype=torch.float32)
     ahead = _rotated_ahead(rotation, key)
     rotates_key = rotation is not None and ahead is None
-    constants = _constants("forward", query, key, cumulative is not None, rotates_key, causal, window)
+    constants = _constants("forward", inputs, cumulative is not None, rotates_key, causal, window)
     grid = _grid(B * H * _blocks(T, constants["QUERIES"]), S, window, "KEYS", constants, query)
     splits = grid[1]
     parts = (mixed, logsumexp) if splits == 1 else (of_parts(mixed, splits), of_parts(logsumexp, splits))
@@ -125,7 +128,7 @@ def forward(
         **constants,
     )
     if splits > 1:
-        tile = rows_of_parts(splits, constants)
+        tile = rows_of_parts(splits, constants, "VALUE_WIDTH", "VALUE_PADDED")
         grid = (B * H * _blocks(T, tile["ROWS"]), 1)
         _launch(combine_kernel, grid, *parts, splits, mixed, logsumexp, T, HEADS=H, **tile)
     return mixed, logsumexp
@@ -160,7 +163,7 @@ def backward(
     (B, T, H, K), (S, G) = query.shape, key.shape[1:3]
     ahead = _rotated_ahead(rotation, key)
     rotate, rotate_repeated = rotation is not None, rotation is not None and ahead is None
-    problem = query, key, cumulative is not None, rotate_repeated, causal, window
+    problem = inputs, cumulative is not None, rotate_repeated, causal, window
     of_queries, of_keys = (_constants(kernel, *problem) for kernel in ("query_gradient", "key_value_gradient"))
     query_grid = _grid(B * H * _blocks(T, of_queries["QUERIES"]), S, window, "KEYS", of_queries, query)
     key_grid = _grid(B * G * _blocks(S, of_keys["KEYS"]), T, window, "QUERIES", of_keys, query)
@@ -200,7 +203,8 @@ def backward(
         **of_keys,
     )
     if split:
-        tile = rows_of_parts(max(query_splits, key_splits), of_keys)
+        widths = "WIDTH", "PADDED", "VALUE_WIDTH", "VALUE_PADDED"
+        tile = rows_of_parts(max(query_splits, key_splits), of_keys, *widths)
         _launch(
             add_up_kernel,
             (B * (H + 2 * G) * _blocks(max(T, S), tile["ROWS"]), 1),

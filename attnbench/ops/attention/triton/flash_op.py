@@ -50,21 +50,21 @@ def _check(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int 
         raise ValueError(f"a window of {window}, causal={causal}: must be at least 1, and needs causal attention")
 
 
-def _outputs(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _outputs(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, T, H = query.shape[:3]
-    return query.new_empty(query.shape), query.new_empty((B, H, T), dtype=torch.float32)
+    return query.new_empty(B, T, H, value.shape[3]), query.new_empty((B, H, T), dtype=torch.float32)
 
 
 @custom_op("flash_attention", _outputs)
 def _flash_attention(
     query_BTHK: Tensor,
     key_BSGK: Tensor,
-    value_BSGK: Tensor,
+    value_BSGV: Tensor,
     cumulative_BHS: Tensor | None,
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    _check(query_BTHK, key_BSGK, value_BSGK, causal, window)
+    _check(query_BTHK, key_BSGK, value_BSGV, causal, window)
     if cumulative_BHS is not None:
         expected = (query_BTHK.shape[0], query_BTHK.shape[2], key_BSGK.shape[1])
         if cumulative_BHS.shape != expected or cumulative_BHS.dtype != torch.float64:
@@ -72,7 +72,7 @@ def _flash_attention(
             raise ValueError(f"cumulative is {given}, must be float64 {expected}")
         if not causal:
             raise ValueError("forget gates need causal attention")
-    inputs = _side_by_side(query_BTHK, key_BSGK, value_BSGK)
+    inputs = _side_by_side(query_BTHK, key_BSGK, value_BSGV)
     return forward(inputs, None, contiguous(cumulative_BHS), causal, window)
 
 
@@ -90,21 +90,21 @@ def _gradients(
 
 @custom_op("flash_attention_backward", lambda gradient, *inputs: _gradients(*inputs[:4]))
 def _flash_attention_backward(
-    gradient_BTHK: Tensor,
+    gradient_BTHV: Tensor,
     query_BTHK: Tensor,
     key_BSGK: Tensor,
-    value_BSGK: Tensor,
+    value_BSGV: Tensor,
     cumulative_BHS: Tensor | None,
-    mixed_BTHK: Tensor,
+    mixed_BTHV: Tensor,
     logsumexp_BHT: Tensor,
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs, cumulative = _side_by_side(query_BTHK, key_BSGK, value_BSGK), contiguous(cumulative_BHS)
+    inputs, cumulative = _side_by_side(query_BTHK, key_BSGK, value_BSGV), contiguous(cumulative_BHS)
     of_query, of_key, of_value, of_cumulative = outputs = _gradients(*inputs, cumulative)
     gates = (cumulative, None if cumulative is None else of_cumulative)
     gradients = (of_query, of_key, of_value)
-    backward(gradients, gradient_BTHK, inputs, None, *gates, mixed_BTHK, logsumexp_BHT, causal, window)
+    backward(gradients, gradient_BTHV, inputs, None, *gates, mixed_BTHV, logsumexp_BHT, causal, window)
     return outputs
 
 
@@ -118,20 +118,21 @@ def _gradient(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
 def flash_attention(
     query_BTHK: Tensor,
     key_BSGK: Tensor,
-    value_BSGK: Tensor,
+    value_BSGV: Tensor,
     cumulative_BHS: Tensor | None = None,
     *,
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, K).
+    """Attention of H query heads over G key/value heads, each shared by H / G; (B, T, H, V).
 
     Args:
+        value_BSGV: V may differ from K.
         cumulative_BHS: C, float64, see `cumulative_log_forget`; needs `causal`.
         causal: a query sees keys up to its own position; the last query is at the last key.
         window: number of visible positions, its own included; None for all.
     """
-    return _flash_attention(query_BTHK, key_BSGK, value_BSGK, cumulative_BHS, causal, window)[0]
+    return _flash_attention(query_BTHK, key_BSGK, value_BSGV, cumulative_BHS, causal, window)[0]
 
 
 def _packed_outputs(packed: Tensor, rotation: Any, num_heads: int, num_groups: int, *_: Any) -> tuple[Tensor, Tensor]:

@@ -30,14 +30,15 @@ LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "n
 
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor, max_width: int) -> None:
-    """Raise unless the dtypes and the shapes (B, ..., H, K) and (B, S, G, K) are supported."""
+    """Raise unless the dtypes and the shapes (B, ..., H, K), (B, S, G, K) and (B, S, G, V) are supported."""
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise TypeError(f"query has {query.dtype}: these kernels take float32, bfloat16 and float16")
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(f"query, key and value differ in dtype: {query.dtype}, {key.dtype}, {value.dtype}")
-    if query.shape[-1] > max_width:
-        raise ValueError(f"{query.shape[-1]} channels a head: {max_width} are the most")
-    if key.shape != value.shape or key.shape[0] != query.shape[0] or query.shape[-2] % key.shape[2]:
+    if (width := max(query.shape[-1], value.shape[-1])) > max_width:
+        raise ValueError(f"{width} channels a head: {max_width} are the most")
+    fits = key.shape[:-1] == value.shape[:-1] and key.shape[0] == query.shape[0] and key.shape[-1] == query.shape[-1]
+    if not fits or query.shape[-2] % key.shape[2]:
         raise ValueError(f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} do not fit")
 
 
@@ -53,10 +54,10 @@ def of_parts(like: Tensor, num_splits: int) -> Tensor:
     return like.new_empty((num_splits * like.shape[0], *like.shape[1:]), dtype=torch.float32)
 
 
-def rows_of_parts(num_splits: int, constants: dict[str, Any]) -> dict[str, Any]:
-    splits = triton.next_power_of_2(num_splits)
-    rows = max(1, NUMBERS_AT_ONCE // (splits * constants["PADDED"]))
-    return {"WIDTH": constants["WIDTH"], "PADDED": constants["PADDED"], "SPLITS": splits, "ROWS": rows}
+def rows_of_parts(num_splits: int, constants: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the options of a kernel that combines parts; `names` are those of its widths in `constants`."""
+    splits, sizes = triton.next_power_of_2(num_splits), {name: constants[name] for name in names}
+    return sizes | {"SPLITS": splits, "ROWS": max(1, NUMBERS_AT_ONCE // (splits * max(sizes.values())))}
 
 
 @triton.jit
@@ -82,7 +83,8 @@ def _load_parts(
 @triton.jit(do_not_specialize=LENGTHS)
 def combine_kernel(
     mixed_parts, logsumexp_parts, num_splits, mixed, logsumexp, num_queries,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Combine y and z of the parts, for some queries of one head."""
     num_blocks = tl.cdiv(num_queries, ROWS)
@@ -99,13 +101,26 @@ def combine_kernel(
     largest = tl.max(own_logsumexp, 0)
     weight = tl.exp2((own_logsumexp - largest[None, :]) * LOG2_E)
     total = tl.sum(weight, 0)
-    first = (batch * num_queries * HEADS + head) * WIDTH
+    first, row_stride = (batch * num_queries * HEADS + head) * VALUE_WIDTH, HEADS * VALUE_WIDTH
     own_mixed = _load_parts(
-        mixed_parts + first, num_splits, num_rows * WIDTH, HEADS * WIDTH, position, num_queries, WIDTH, PADDED, SPLITS
-    )
+        mixed_parts + first, num_splits, num_rows * VALUE_WIDTH, row_stride, position, num_queries,
+        VALUE_WIDTH, VALUE_PADDED, SPLITS,
+    )  # fmt: skip
     combined = tl.sum(weight[:, :, None] * own_mixed, 0) / total[:, None]
-    store_rows(mixed + first, HEADS * WIDTH, position, num_queries, combined, WIDTH, PADDED)
+    store_rows(mixed + first, row_stride, position, num_queries, combined, VALUE_WIDTH, VALUE_PADDED)
     tl.store(logsumexp + row, largest + tl.log2(total) / LOG2_E, mask=inside)
+
+
+@triton.jit
+def _add_up(parts, num_splits, gradient, gradient_strides, batch, batch_size, head, num_heads, position, length,
+            WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+    sequence_size = length.to(tl.int64) * num_heads * WIDTH
+    parts += batch * sequence_size + head * WIDTH
+    own_gradient = _load_parts(
+        parts, num_splits, batch_size * sequence_size, num_heads * WIDTH, position, length, WIDTH, PADDED, SPLITS
+    )
+    gradient += batch * gradient_strides[0] + head * gradient_strides[2]
+    store_rows(gradient, gradient_strides[1], position, length, tl.sum(own_gradient, 0), WIDTH, PADDED)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -113,8 +128,8 @@ def add_up_kernel(
     query_parts, num_query_splits, query_gradient, query_gradient_strides,
     key_parts, value_parts, num_key_splits, key_gradient, key_gradient_strides, value_gradient, value_gradient_strides,
     num_queries, num_keys,
-    HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
+    HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts' contiguous gradients, for some positions of one head of query, key or value."""
     groups: tl.constexpr = HEADS // SHARED_BY
@@ -122,23 +137,12 @@ def add_up_kernel(
     num_blocks = tl.cdiv(tl.maximum(num_queries, num_keys), ROWS)
     position = block % num_blocks * ROWS + tl.arange(0, ROWS)
     batch, batch_size = (block // num_blocks).to(tl.int64), tl.num_programs(0) // ((HEADS + 2 * groups) * num_blocks)
-    parts, num_splits, num_heads, length = key_parts, num_key_splits, groups, num_keys
     if head < HEADS:
-        parts, num_splits, num_heads, length = query_parts, num_query_splits, HEADS, num_queries
-        gradient = query_gradient + batch * query_gradient_strides[0] + head * query_gradient_strides[2]
-        row_stride = query_gradient_strides[1]
+        _add_up(query_parts, num_query_splits, query_gradient, query_gradient_strides, batch, batch_size, head, HEADS,
+                position, num_queries, WIDTH, PADDED, SPLITS)  # fmt: skip
     elif head < HEADS + groups:
-        head -= HEADS
-        gradient = key_gradient + batch * key_gradient_strides[0] + head * key_gradient_strides[2]
-        row_stride = key_gradient_strides[1]
+        _add_up(key_parts, num_key_splits, key_gradient, key_gradient_strides, batch, batch_size, head - HEADS, groups,
+                position, num_keys, WIDTH, PADDED, SPLITS)  # fmt: skip
     else:
-        head -= HEADS + groups
-        parts = value_parts
-        gradient = value_gradient + batch * value_gradient_strides[0] + head * value_gradient_strides[2]
-        row_stride = value_gradient_strides[1]
-    sequence_size = length.to(tl.int64) * num_heads * WIDTH
-    parts += batch * sequence_size + head * WIDTH
-    own_gradient = _load_parts(
-        parts, num_splits, batch_size * sequence_size, num_heads * WIDTH, position, length, WIDTH, PADDED, SPLITS
-    )
-    store_rows(gradient, row_stride, position, length, tl.sum(own_gradient, 0), WIDTH, PADDED)
+        _add_up(value_parts, num_key_splits, value_gradient, value_gradient_strides, batch, batch_size,
+                head - HEADS - groups, groups, position, num_keys, VALUE_WIDTH, VALUE_PADDED, SPLITS)  # fmt: skip

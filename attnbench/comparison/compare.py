@@ -1,4 +1,4 @@
-"""Run of a plan: searches and scores several runs at a time, then timed runs alone; one record and one report.
+"""Run a plan: searches and scored runs several at a time, then timed runs alone; write one record and one report.
 
 Finished runs are not run again, so that an interrupted comparison resumes.
 """
@@ -52,7 +52,7 @@ def compare(settings: ComparisonSettings, compose: Compose, *, prints: bool = Tr
 
     Args:
         compose: from the words of an attnbench train command line to its settings.
-        prints: print the table of scores, and how to go on.
+        prints: print the table of scores and the next commands.
 
     Raises:
         UserError: another process runs this plan; it was changed after it was frozen, or cannot be frozen; runs failed

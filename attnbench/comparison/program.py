@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Answer: the run is not finished, and may not be made now."""
+    """Answer: the run is not finished, and this driver may not run it."""
 
 
 Answer = Rows | Failure | Unknown
@@ -44,32 +44,32 @@ Program = Generator[list[Job], list[Answer], T]
 
 
 class Undecided(Exception):  # noqa: N818
-    """A program cannot go on, as a run has no rows."""
+    """A program cannot continue, because a run has no rows."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(f"{job.label}: has no results, so no learning rate can be chosen")
 
 
 Execute = Callable[[list[Stack], Callable[[], list[Stack]]], Generator[Outcome[Stack], None, None]]
-"""Run stacks, and after each outcome those that the second argument then gives; yield the outcomes."""
+"""Runs stacks and yields their outcomes; after each outcome the second argument returns further stacks to run."""
 
 
 @dataclass
 class Driver:
-    """Carries out several programs; each goes on once its own runs are answered."""
+    """Runs several programs; each continues once its own runs are answered."""
 
     answers: dict[Path, Answer] = field(default_factory=dict)
-    """By folder, the runs that are answered."""
+    """Answers by the folder of the run."""
     rerun: bool = False
     """Finished runs are made again, once."""
     may_run: Callable[[Job], bool] = lambda job: False
-    """False for a run that is Unknown unless it is finished; a driver that runs nothing records what is asked."""
+    """False: the run is Unknown unless it is finished. A driver that may run nothing records the requested runs."""
     stacks: Callable[[list[Job]], list[Stack]] = lambda jobs: [(job,) for job in jobs]
-    """Groups the runs of one call, the finished ones too, so that a plan that goes on has the same stacks."""
+    """Groups the runs of one call, including finished ones, so that a resumed plan has the same stacks."""
     before: Callable[[Job], None] = lambda job: None
     """Called before a run is looked for."""
     on_asked: Callable[[list[Job], list[Job]], None] = lambda asked, finished: None
-    """Told of the runs that programs ask for, each once, and of the finished ones among them."""
+    """Called with the runs that programs newly request, and with the finished ones among them."""
     asked: dict[Path, Job] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """Reasons of failed runs, by label."""
@@ -77,10 +77,10 @@ class Driver:
     """Programs and the call that each waits for; None before its first."""
 
     def run(self, programs: Iterable[Program[None]], execute: Execute | None = None) -> None:
-        """Carry programs out to their ends.
+        """Run programs to their ends.
 
         Args:
-            execute: None where nothing may run.
+            execute: None if nothing may run.
         """
         self._going = [(program, None) for program in programs]
         while stacks := self.step():
@@ -90,7 +90,7 @@ class Driver:
                     self._take(outcome)
 
     def step(self) -> list[Stack]:
-        """Let programs go on as far as they are answered, and return what they ask for that has to run."""
+        """Advance the programs as far as answers allow; return the requested runs that have to run."""
         going, self._going, stacks, asked = self._going, [], [], []
         for program, call in going:
             while call is None or all(job.folder in self.answers for job in call):
@@ -117,7 +117,7 @@ class Driver:
         return [stack for stack in left if stack]
 
     def _known(self, job: Job) -> Answer | None:
-        """Answer without a run; None: it has to run."""
+        """Return the answer if the run need not run, otherwise None."""
         self.before(job)
         may_run = self.may_run(job)
         if not job.is_done() or (self.rerun and may_run):
@@ -127,7 +127,7 @@ class Driver:
     def _take(self, outcome: Outcome[Stack]) -> None:
         for job in outcome.item:
             answer = Failure(outcome.error or f"it left no {job.results.name}")
-            # What a rerun leaves as it was says nothing of this time.
+            # After a failed rerun the results may be those of an earlier run.
             if job.is_done() and (outcome.error is None or not self.rerun):
                 answer = read_or_failure(job.all_results)
             self.answers[job.folder] = answer

@@ -14,10 +14,10 @@ from attnbench.settings.errors import UserError
 log = logging.getLogger(__name__)
 
 SHARE = 0.05
-"""Most of the time that writing takes from trainings beside it."""
+"""Largest share of a plan's time that writing reports may take."""
 
 FIRST_SECONDS = 15.0
-"""A plan that ends sooner has one report, at its end."""
+"""Time before the first report; a shorter plan has only the final one."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class LiveReport:
     """Writes the report after runs that are not timed, as often as SHARE allows.
 
     Args:
-        record: writes comparison.json; returns False where nothing is scored yet.
+        record: writes comparison.json; returns False if nothing is scored yet.
     """
 
     folder: Path
@@ -39,12 +39,12 @@ class LiveReport:
             self._write()
 
     def write_last(self) -> None:
-        """Write what there is before the timed runs, which run alone."""
+        """Write the report before the timed runs; none is written while they run."""
         if self._is_begun:
             self._write()
 
     def end(self) -> None:
-        """Let a page that is not written again stop loading itself, as after an interruption."""
+        """Stop the page from reloading itself, if it is not written again, such as after an interruption."""
         page = self.folder / "report" / "index.html"
         if self._is_begun and page.exists():
             replace_file(page, page.read_text(encoding="utf-8").replace(RUNNING, "", 1))
@@ -61,7 +61,7 @@ class LiveReport:
         except UserError as error:
             # The final report shows the error.
             log.debug(f"no report yet: {error}")
-        # The trainings that follow are worth more than a page in between.
+        # A failed intermediate report must not end the trainings that follow.
         except Exception as error:
             log.warning(f"no report yet: {type(error).__name__}: {error}")
         ended = time.monotonic()

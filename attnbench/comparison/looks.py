@@ -1,4 +1,4 @@
-"""Looks of plan.seeds=auto at the scores so far: more seeds for the pairs that are undecided, and for no other."""
+"""Looks of plan.seeds=auto: after each look at the scores, only undecided pairs get more seeds."""
 
 import logging
 

@@ -73,9 +73,9 @@ class Comparison:
         scores = [score for variant in variants for score in variant.scores]
         timed = [job for variant in variants for job in variant.timed]
         self.scores = [score for score in scores if not self._is_shared(score.variant, score.evaluation)]
-        """All that is scored, once where variants share it."""
+        """All scores; a score that variants share is listed once."""
         self.timed = self.in_order([job for job in timed if not self._is_shared(job.run.mixer, job.evaluation)])
-        """Jobs that run alone on their device."""
+        """Timed jobs, which run alone on their device."""
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
         # Variants that cannot run here are recorded, and the others are compared.
@@ -114,7 +114,7 @@ class Comparison:
         return [evaluation.name for variant in self.variants.values() for evaluation in variant.kinds.of_checkpoints]
 
     def shared_by_evaluation(self) -> Shared:
-        """`shared` by the names of evaluations in rows: those of checkpoints are shared as the training is."""
+        """Return `shared` by the names of evaluations in rows; evaluations of checkpoints are shared if the training is."""
         of_training = self.shared.get(TRAINING)
         shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
@@ -149,10 +149,10 @@ class Comparison:
         return True
 
     def recorded(self, answers: dict[Path, Answer] | None = None) -> tuple[Found, Driver]:
-        """Carry the programs out as far as finished runs answer them; nothing runs.
+        """Advance the programs as far as finished runs allow, without running any.
 
         Args:
-            answers: known already.
+            answers: of runs that were read already.
         """
         found, driver = Found(), Driver(answers=dict(answers or {}))
         if self.carry_out(driver, found):
@@ -190,12 +190,12 @@ class Comparison:
         ]
 
     def rows_of(self, job: Job) -> list[ResultRow]:
-        """The rows of these results."""
+        """Return the rows of a run, for a failed run those that exist."""
         answer = self.answers.get(job.folder)
         return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([job])))]
 
     def to_score(self) -> list[ProbeJob | TrainingJob]:
-        """One training for each run that will be scored, whatever its rate and seed."""
+        """List a training for each run that will be scored; its rate and seed are arbitrary."""
         if not all(control.is_held for control in self.controls):
             return []
         return [

@@ -156,7 +156,7 @@ def _limit(score: Score, trials: Trials) -> int | None:
 def _in_full(score: Score, first: Trials) -> Program[dict[float, list[Trial]]]:
     """Train the best rate of the first stage and its neighbours in full, on all search seeds.
 
-    Where the best of these is another rate, its neighbours are added, until the best has all its neighbours beside it.
+    If another rate is then best, its neighbours are trained too, until all neighbours of the best rate are trained.
     """
     rates, best, full = sorted(first), score.order(first)[0], {}
     while True:

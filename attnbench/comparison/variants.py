@@ -1,4 +1,4 @@
-"""Variants of a plan: their words composed, resolved on every corpus, and parted into scores and what is timed."""
+"""Variants of a plan, resolved on every corpus and divided into scores and timed jobs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ Compose = Callable[[Sequence[str]], RunSettings]
 
 
 class ByKind(NamedTuple):
-    """Evaluations by what they need."""
+    """Evaluations by kind."""
 
     of_checkpoints: list[EvaluationSettings]
     probes: list[EvaluationSettings]

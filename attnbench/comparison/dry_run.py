@@ -29,8 +29,8 @@ TRIAL_STEPS = 4
 """Timed steps of a training; the first, which compiles, counts once."""
 
 TRIAL_SEQUENCES, TRIAL_SECONDS = 4, 1.0
-"""On a CPU a step with few sequences is timed first; if the whole batch takes less than so many seconds by that, it is
-timed itself."""
+"""On a CPU a step with TRIAL_SEQUENCES is timed first. The whole batch is timed only if by that estimate it takes less
+than TRIAL_SECONDS."""
 
 
 def list_jobs(comparison: Comparison, searches: Sequence[Job], timed: Sequence[Job]) -> None:

@@ -58,7 +58,7 @@ def run(settings: RunSettings) -> Path:
         run = prepare(replace(settings, evaluations=kinds.of_checkpoints))
         for line in warnings_of(settings.mixer):
             log.warning(line)
-        # A run that another process trains is not waited for, one that is only evaluated is.
+        # Wait for another process that evaluates this run, but not for one that trains it.
         run_jobs(language_model_job(run, group).parts, waits=is_final(run.checkpoints))
         _run_evaluations(run, settings, kinds)
     return run.folder

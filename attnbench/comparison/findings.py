@@ -34,7 +34,7 @@ def run_findings(settings: Sequence[ComparisonSettings], compose: Compose) -> Pa
     """Decide findings, print a line each, and write findings.json and the page; return their folder.
 
     Args:
-        settings: of each finding; alike but for the plan.
+        settings: of each finding; they differ only in the plan.
 
     Raises:
         UserError: none of them can run here, or one was changed after it was frozen; or an import or export fails.

@@ -25,10 +25,10 @@ from attnbench.training.job import TrainingJob
 log = logging.getLogger(__name__)
 
 FIRST_WEIGHT = 2
-"""Weight of a stated cost, in finished runs: the first to finish are often those of the cheapest variant."""
+"""Number of finished runs that a stated cost counts as: the first finished runs are often of the cheapest variant."""
 
 GROUP_WEIGHT = 1
-"""Weight of an evaluation's seconds by size, in finished runs of a kind."""
+"""Number of finished runs of a kind that the estimate from the whole evaluation counts as."""
 
 
 class Kind(NamedTuple):
@@ -62,12 +62,12 @@ def stages(kinds: Counter[Kind]) -> Counter[str]:
 
 
 class Progress:
-    """One line per finished run, and the runs under way with the time left: on a terminal below the lines, in a file
-    behind each. A notebook has a bar alone.
+    """Prints a line per finished run, and the running ones with the time left: on a terminal below the lines, in a file
+    after each line. A notebook shows only a bar.
 
     Args:
         left: number of runs by kind.
-        tells_now: jobs run in the order in which they were given.
+        tells_now: name the running jobs; they must run in the given order.
         costs: seconds per run by evaluation, as the plan states them; otherwise the mean of finished runs.
     """
 

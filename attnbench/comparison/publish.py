@@ -140,8 +140,8 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
 def publish_findings(folder: Path, target: Path, known: Sequence[PlanSettings], *, title: str, note: str = "") -> None:
     """Write the page of findings: the table, picture, figures and word of each, and the runs of those that ran.
 
-    Claims are those of `known`, figures and words those of the runs: of findings.json nothing counts but the names, the
-    command, and the reason of what did not run.
+    Claims come from `known`, figures and words from the runs. findings.json only supplies names, the command, and why a
+    finding did not run.
 
     Args:
         folder: outputs/findings, with its findings.json.
@@ -234,8 +234,7 @@ def _finding_parts(decision: Decision, inputs: Inputs | None) -> list[str]:
 
 
 def _pictures(inputs: Inputs) -> list[Note | Picture]:
-    """Choose what the report draws of its answer: differences from the reference, and what scores cost; with its words
-    on how to read them."""
+    """Choose the report's pictures of differences from the reference and of scores against costs, with their notes."""
     protocol = inputs.protocol
     if protocol.factors:
         return []

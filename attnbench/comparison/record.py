@@ -83,7 +83,7 @@ def former_record(comparison: Comparison) -> dict[str, Any]:
 
 
 def _missing(comparison: Comparison, shown: Sequence[Job]) -> list[str]:
-    """List the unfinished runs of evaluations that are to run or were begun."""
+    """List the unfinished runs of evaluations that are requested or have finished runs."""
     jobs = [(job, comparison.is_finished(job)) for job in (*comparison.in_order(comparison.searched), *shown)]
     begun = {job.evaluation for job, is_done in jobs if is_done}
     waiting = [*((job.evaluation, job.label) for job, is_done in jobs if not is_done), *comparison.undecided]

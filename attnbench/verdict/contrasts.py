@@ -85,8 +85,8 @@ def difference(first: Sequence[float], second: Sequence[float], threshold: float
 
 
 def best_of(scores: Sequence[float], threshold: float, best: int) -> Found:
-    """Estimate the probability that the best of some seeds reaches a threshold: 1/2 or more, and a laboratory that
-    prints the best would rather print it than not."""
+    """Estimate the probability that the best of `best` seeds reaches a threshold. From 1/2 on, a paper that reports its
+    best seed is more likely than not to report a success."""
     count, num, best = num_solved(scores, threshold), len(scores), min(best, len(scores))
     probability = 1 - math.comb(num - count, best) / math.comb(num, best)
     low, high = (1 - (1 - share) ** best for share in share_interval(count, num))

@@ -17,15 +17,15 @@ from attnbench.verdict.power import TIE, difference_power, equivalence_power
 from attnbench.verdict.statistics import PairedTest, widened
 
 CEILING, FLOOR = 0.98, 0.02
-"""Shares of a ladder's levels: two variants that both hold as many, or both fewer, are not separated. At the floor an
-accuracy differs from chance by no more than sampling error and rounding."""
+"""Shares of a ladder's levels. Two variants are not separated if both hold at least the ceiling, or both less than the
+floor, where an accuracy differs from chance by no more than sampling error and rounding."""
 
 SUMMED = "rule"
 """Setting of rows of doublings that are parts of one score."""
 
 
 class Unpaired(PairedTest):
-    """Tests of the difference of two means, whose scores are not paired; a sample is a pair of lists.
+    """Tests of the difference of two means of unpaired scores; a sample is a pair of lists.
 
     The permutation test of a difference d moves the first scores by -d. Its one-sided p-value is the share of splits
     whose difference is then at least the observed one. Each split but the observed one has its own d at which the two

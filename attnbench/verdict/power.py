@@ -12,8 +12,8 @@ MAX_SEEDS = 100
 """Largest recommended number of seeds."""
 
 MAX_DRAWN, NUM_DRAWS, NUM_PARTS = 14, 2_000, 8
-"""Most seeds for which the power of sign flips is simulated, number of draws, and of parts that they are computed in;
-with more seeds, Student's power differs by at most 0.03."""
+"""Most seeds for which the power of sign flips is simulated, the number of draws, and the number of parts in which they
+are computed. With more seeds, Student's power differs by at most 0.03."""
 
 TIE = 1e-12
 """Share of the largest difference below which two means of differences count as equal."""

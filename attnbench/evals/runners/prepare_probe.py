@@ -91,10 +91,10 @@ def _task_label(settings: RunSettings, evaluation: EvaluationSettings, task: Pro
 
 
 def _apply(task: Probe, settings: RunSettings) -> tuple[MixerSettings, list[str]]:
-    """Return the variant's mixer at the task's head width with the task's wishes, and the wishes that it, or one of a
-    hybrid's mixers, has no option for or stays without, as they would undo it.
+    """Return the variant's mixer with the task's head width and mixer options, and the names of options that were not
+    applied: the mixer, or one of a hybrid's mixers, does not have them, or they would undo it.
 
-    Options that the variant names win over the wishes, and these over the yaml.
+    Options that the variant names take precedence over the task's, and these over the yaml's.
     """
     lacking: set[str] = set()
 

@@ -67,10 +67,10 @@ class ProbeJob(TrainedJob):
     task: Probe
     """The probe, narrowed to one of its tasks."""
     task_label: str
-    """For people: the probe, the variant, and the axes that tell the task from the probe's others."""
+    """For people: the probe, the variant, and the axes in which the probe's tasks differ."""
     device: torch.device
     precision: str
-    """Precision of the passes; `train.precision` may be that of weights and moments too."""
+    """Precision of the passes; `train.precision` may also set that of weights and moments."""
     train: TrainSettings
     mixers: list[MixerSettings]
     matched: Matched | None
@@ -84,7 +84,7 @@ class ProbeJob(TrainedJob):
     seq_len: int
     """Positions of a training sequence."""
     limit: int | None = None
-    """Step at which a training that has not reached the threshold leaves its search; None: it goes on."""
+    """Step at which a training ends early if it has not reached the threshold; None: it trains on."""
     in_stack: bool = False
     """Stacks were asked for, even if this one has a single member."""
     stack: int | None = None
@@ -94,7 +94,7 @@ class ProbeJob(TrainedJob):
     compiled: bool = False
     """Its steps go through torch.compile, which changes their result by rounding."""
     sequences: TrainingSequences | None = None
-    """Data of its training, while that runs; in a stack one for all of a seed."""
+    """Data of the training while it runs; trainings of one seed in a stack share them."""
     look: Callable[[TrainState], float] | None = None
     """Measures `selection` in a stack, of all at once; None: measured alone."""
     outcome: "Outcome | None" = None
@@ -111,7 +111,7 @@ class ProbeJob(TrainedJob):
 
     @property
     def shape_hash(self) -> str:
-        """The `config_hash`, the same for trainings that differ in numbers alone: seed, learning rate and limit."""
+        """Return the `config_hash` without seed, learning rate and limit, equal for trainings that may be stacked."""
         content = self._content()
         train = {**content["train"], "learning_rate": None}
         return config_hash({**content, "train": train, "seed": None, "limit": None})

@@ -114,7 +114,7 @@ class Comparison:
         return [evaluation.name for variant in self.variants.values() for evaluation in variant.kinds.of_checkpoints]
 
     def shared_by_evaluation(self) -> Shared:
-        """Return `shared` by the names of evaluations in rows; evaluations of checkpoints are shared if the training is."""
+        """Return `shared` by names of evaluations in rows; evaluations of checkpoints are shared like the training."""
         of_training = self.shared.get(TRAINING)
         shared = self.shared | {name: of_training for name in self._of_checkpoints() if of_training is not None}
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}

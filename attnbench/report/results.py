@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from attnbench.report.blocks import Picture
 from attnbench.report.charts.style import alone
-from attnbench.report.charts.vega import to_chart
 from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.page import page_sections, pictures_of
 from attnbench.report.sections.answer import sentences
@@ -143,7 +142,11 @@ class Results:
         if name not in known:
             has = f"; there is {', '.join(known)}" if known else ""
             raise UserError(f"plot: {self.folder} has no chart {name}{did_you_mean(name, known)}{has}")
-        return to_chart(*alone(known[name], self.inputs.protocol.variants))
+        # Imported here: altair takes a second to load.
+        import altair
+
+        spec, config = alone(known[name], self.inputs.protocol.variants)
+        return altair.LayerChart.from_dict({**spec, "config": config}, validate=False)
 
     @property
     def sentences(self) -> list[str]:

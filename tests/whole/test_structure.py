@@ -33,7 +33,7 @@ DOORS = {
     "wandb_workspaces": {"report/workspace.py"},
     "datasets": {"data/hub.py"},
     "huggingface_hub": set(),
-    "altair": {"report/charts/vega.py"},
+    "altair": {"report/results.py"},
     "vl_convert": {"report/charts/engine.py"},
     "transformers": {"export/modeling.py"},
     "lm_eval": {"export/harness.py", "export/lm_eval.py"},

@@ -105,19 +105,20 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
 
 
 @cache
-def _classes() -> "dict[str, type[Mixer]]":
-    """Return attnbench's mixers by class name. Imported here: mixers load torch, and commands answer signals before
-    that."""
-    from attnbench.mixers.base import Mixer
-
+def _targets() -> dict[str, str]:
+    """Return `_target_` of attnbench's mixers by class name."""
     files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((CONF / "attn").glob("*.yaml"))]
-    targets = [target for content in files if (target := content["_target_"]).startswith("attnbench.mixers.")]
-    return {cls.__name__: cls for cls in (resolve(target, Mixer) for target in targets)}
+    targets = [content["_target_"] for content in files]
+    return {it.rpartition(".")[2]: it for it in targets if it.startswith("attnbench.mixers.")}
 
 
 def _known(mixer: str) -> "list[type[Mixer]]":
-    names = mixer.split("+")
-    return [_classes()[name] for name in names] if all(name in _classes() for name in names) else []
+    """Return the classes of a mixer's names, or none. Imported here: mixers load torch, and commands answer signals
+    before that."""
+    from attnbench.mixers.base import Mixer
+
+    names, targets = mixer.split("+"), _targets()
+    return [resolve(targets[name], Mixer) for name in names] if all(name in targets for name in names) else []
 
 
 def _undone(options: dict[str, Options]) -> list[str]:

@@ -29,11 +29,11 @@ from attnbench.evals.runners.checkpoint import EvaluationJob
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.environment import environment_id, timed_entries
 from attnbench.results.files import replace_file
+from attnbench.results.folder import config_text
 from attnbench.results.job import Job, measured_by
 from attnbench.results.row_files import parse_results, read_results
 from attnbench.results.rows import IMPORTED, MAX_NUMBER, Measurement, ResultRow
 from attnbench.settings.errors import UserError
-from attnbench.settings.escape import without_paths
 from attnbench.settings.schema import MAX_VARIANTS, ComparisonSettings
 from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded, read_bounded_bytes
 from attnbench.training.job import TrainingJob
@@ -49,9 +49,6 @@ CHECK_TOLERANCE = 0.05
 
 BY_EXECUTION = ("stack", "stack_too_large", "compiled")
 """Settings of rows that depend on the execution of a run."""
-
-NOT_COMPARED = ("experiment", "outputs_dir", "logger", "evaluations", "named_options", "device")
-"""Entries of a config.yaml that are not part of a training, or are compared as resolved."""
 
 TRAINED = re.compile(r"(?P<of>.+?)(-lr[0-9.e+-]+)?-seed(?P<seed>\d{1,9})-[0-9a-f]{8}")
 """Folder of a training: its name without rate, and its seed."""
@@ -229,10 +226,13 @@ class _Stager:
         carried = [job for job in cell.parts if files is not None and f"results/{job.results.name}" in files]
         new = [job for job in carried if job.results.name not in whole]
         if files is not None and carried:
-            checked = self._checked(cell, name, files, carried)
+            environments = self._checked(name, files, carried)
             if new:
                 self.new[name] = cell
-                self.files[name] = self._beside(here, checked) | {
+                # The hash in the folder's name vouches for the plan's own.
+                config = cell.config() or {}
+                config |= {name: str(self.folder.parent) for name in ("outputs_dir",) if name in config}
+                self.files[name] = self._beside(here, environments | {"config.yaml": config_text(config)}) | {
                     f"results/{job.results.name}": files[f"results/{job.results.name}"] for job in new
                 }
                 self.num_results += len(new)
@@ -274,24 +274,18 @@ class _Stager:
                 beside[name] = text
         return beside
 
-    def _checked(self, cell: Job, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
-        """Compare a run of the file with the plan's own; return the texts of its config and environments."""
+    def _checked(self, name: str, files: dict[str, str], carried: Sequence[Job]) -> dict[str, str]:
+        """Compare the rows of the file with the plan's own run; return the texts of its environments."""
         cells = self.cells
-        if "config.yaml" not in files or "environment.json" not in files:
-            raise UserError(f"{cells.source}: {name}: comes without its config.yaml or environment.json")
-        texts = {file: text for file, text in files.items() if not file.endswith(".jsonl")}
-        path = f"{name}/config.yaml"
-        given = _parsed(cells, path, texts["config.yaml"])
-        found = _difference(_without(without_paths(given)), _without(without_paths(cell.config())))
-        if found is not None:
-            raise UserError(f"{cells.where(path)}: {found}")
+        if "environment.json" not in files:
+            raise UserError(f"{cells.source}: {name}: comes without its environment.json")
+        texts = {file: text for file, text in files.items() if file.startswith("environment")}
         stamps = {}
         for file in texts:
-            if file != "config.yaml":
-                stamp = _parsed(cells, f"{name}/{file}", texts[file])
-                stamps[environment_id(stamp)] = stamp
-                if file not in ("environment.json", f"environment-{environment_id(stamp)}.json"):
-                    raise UserError(f"{cells.where(f'{name}/{file}')}: has the id {environment_id(stamp)}")
+            stamp = _parsed(cells, f"{name}/{file}", texts[file])
+            stamps[environment_id(stamp)] = stamp
+            if file not in ("environment.json", f"environment-{environment_id(stamp)}.json"):
+                raise UserError(f"{cells.where(f'{name}/{file}')}: has the id {environment_id(stamp)}")
         for job in carried:
             self._check_rows(job, f"{name}/results/{job.results.name}", files, stamps)
         return texts
@@ -380,14 +374,6 @@ def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:
         raise UserError(f"{cells.where(path)}: cannot be read ({str(error).strip().partition(chr(10))[0]})") from None
     cells.parsed[path] = content
     return content
-
-
-def _without(config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a config without neutral values and entries that change no number."""
-    content = {name: value for name, value in (config or {}).items() if name not in NOT_COMPARED}
-    if isinstance(content.get("resolved"), dict):
-        content["resolved"] = {name: value for name, value in content["resolved"].items() if name != "device"}
-    return _without_neutral(json.loads(json.dumps(content, default=str)))
 
 
 def _without_neutral(value: Any) -> Any:

@@ -6,7 +6,6 @@ again. The page of findings has a folder for each finding with freeze.json and c
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import factorial_tables
 from attnbench.report.sections.scores import summary_table
 from attnbench.report.sections.tradeoffs import tradeoffs
-from attnbench.report.terminal import TRAINED
 from attnbench.results.corpora import as_measured
 from attnbench.results.page import bullets, listed_values, made_by, write_page
-from attnbench.results.rows import same_corpus
-from attnbench.results.tables import MetricColumn, Table, comparison_table, read_folders
+from attnbench.results.tables import Table
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import markdown_text, without_paths
 from attnbench.settings.schema import PlanSettings
@@ -45,56 +42,6 @@ READING = (
     "[Protocol](../../protocol.md#verdicts) has the terms and the tests."
 )
 """Paragraph of a comparison's page on its sentences."""
-
-VALIDATION, TEST, BYTES, SPEED, SECONDS = TRAINED
-COLUMNS = (
-    replace(VALIDATION, header="validation PPL"),
-    TEST,
-    replace(TEST, header="test bits/char", metric="bits_per_character"),
-    replace(BYTES, header="test bits/byte"),
-    SPEED,
-    replace(SECONDS, header="seconds"),
-    MetricColumn(header="first step, s", evaluation="training", metric="first_step_seconds"),
-    MetricColumn(header="peak MiB", evaluation="training", metric="peak_memory_mib"),
-)
-"""Columns of the page of trainings."""
-
-
-def publish_runs(folders: Sequence[Path], target: Path, *, title: str, command: str, note: str = "") -> None:
-    """Write the page of finished trainings.
-
-    Args:
-        folders: of runs on one corpus and one machine.
-        command: what made them, as a reader would type it, a line each.
-        note: what a reader must know besides.
-
-    Raises:
-        UserError: no rows, several corpora, or runs of different environments or commits.
-    """
-    rows = read_folders(folders)
-    if not rows:
-        raise UserError(f"{', '.join(map(str, folders))}: no results to publish")
-    corpus = same_corpus(rows)
-    stamps = [read_object(folder / "environment.json") for folder in folders]
-    stamp = stamps[0]
-    if any(other != stamp for other in stamps) or len({row.identity.environment for row in rows}) > 1:
-        raise UserError(f"{target}: the rows come from several environments or commits; publish one at a time")
-    libraries = ", ".join(f"{name} {stamp[name]}" for name in ("torch", "triton", "python") if stamp.get(name))
-    parts = [
-        replace(comparison_table(rows, COLUMNS), title=""),
-        f"Corpus `{markdown_text(str(corpus))}`. "
-        "PPL is that of the checkpoint with the lowest validation loss. Seconds and token/s are of training steps, "
-        "token/s of the last half of the steps; peak MiB is all memory reserved on the device.",
-        note,
-        made_by(
-            [command],
-            f"at commit `{stamp.get('commit')}` on {stamp.get('device')} ({libraries}). results.csv has all rows, "
-            "among them other checkpoints, positions in the block and longer blocks; environment.json has the whole "
-            "environment.",
-        ),
-    ]
-    files = {"environment.json": json.dumps(stamp, indent=2) + "\n"}
-    write_page(target, title=title, parts=parts, rows=rows, environments={}, files=files)
 
 
 def publish_comparison(experiment: Path, target: Path, *, title: str, note: str = "") -> None:

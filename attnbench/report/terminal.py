@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from attnbench.report.sections.answer import sentences
-from attnbench.report.sections.scores import score_table, summary_table
-from attnbench.results.rows import TEST_OF_BEST, Identity
-from attnbench.results.tables import MetricColumn, TableCell, comparison_tables, print_table, read_folders
+from attnbench.report.sections.scores import summary_table
+from attnbench.results.rows import Identity
+from attnbench.results.tables import TableCell, print_table, read_folders
 from attnbench.settings.check import setting_of
 from attnbench.settings.escape import printable
-from attnbench.verdict.axes import distinguish_variants
+from attnbench.verdict.axes import distinguish_variants, grouped
 from attnbench.verdict.factorial import Factorial
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import summary
@@ -21,43 +21,41 @@ from attnbench.verdict.summary import summary
 if TYPE_CHECKING:
     from attnbench.report.inputs import Inputs
 
-TEST = {**TEST_OF_BEST, "context": "full"}
-TRAINED = (
-    MetricColumn(
-        header="val PPL", evaluation="perplexity", metric="perplexity", settings=TEST | {"split": "validation"}
-    ),
-    MetricColumn(header="test PPL", evaluation="perplexity", metric="perplexity", settings=TEST),
-    MetricColumn(header="bits/byte", evaluation="perplexity", metric="bits_per_byte", settings=TEST),
-    MetricColumn(header="token/s", evaluation="training", metric="tokens_per_second"),
-    MetricColumn(header="secs", evaluation="training", metric="train_seconds"),
-)
-
 NAMED_BY_ROWS = {"attn", "data", "eval", *(column.name for column in fields(Identity))}
 """Last parts of the names of settings that rows name in columns."""
 
 
 def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
-    console, rows = Console(), read_folders(list(folders), last_only=True)
-    trained = {column.evaluation for column in TRAINED}
-    # Swept values that rows do not name, by run: train.learning_rate, but not attn or seq_len.
-    swept = {
-        folder.name: {
-            setting: word.partition("=")[2]
-            for word in words
-            if (setting := setting_of(word)).rpartition(".")[2] not in NAMED_BY_ROWS
-        }
-        for folder, words in folders.items()
-    }
-    for table in comparison_tables([row for row in rows if row.identity.evaluation in trained], TRAINED, swept):
-        print_table(table, console)
-    others = distinguish_variants([row for row in rows if row.identity.evaluation not in trained])
-    for evaluation in dict.fromkeys(row.identity.evaluation for row in others):
-        measured = [row for row in others if row.identity.evaluation == evaluation]
+    """Print the scores of runs, a table for each corpus, and their folders.
+
+    Args:
+        folders: with the overrides of each run.
+    """
+    console, rows, endings = Console(), read_folders(list(folders), last_only=True), _endings(folders)
+    named = [
+        replace(row, identity=replace(it, variant=f"{it.variant}{endings.get(it.run, '')}"))
+        for row in rows
+        for it in [row.identity]
+    ]
+    by_corpus = grouped(distinguish_variants(named), lambda row: row.identity.corpus)
+    for corpus, group in by_corpus.items():
         # Without verdicts: a sweep has too few seeds to mark a winner.
-        print_table(score_table(summary(figures(measured), []), title=evaluation), console)
+        print_table(summary_table(summary(figures(group), []), title=corpus or ""), console)
     for folder in folders:
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
     console.print("Each contains config.yaml, metrics.jsonl, checkpoint/ and results/.")
+
+
+def _endings(folders: Mapping[Path, Sequence[str]]) -> dict[str, str]:
+    """Name by run the settings that differ between the command lines and that rows do not name: " warmup_steps=2"."""
+    given = {folder.name: {setting_of(word): word.partition("=")[2] for word in folders[folder]} for folder in folders}
+    names = dict.fromkeys(name for settings in given.values() for name in settings)
+    swept = {name: last for name in names if (last := name.rpartition(".")[2]) not in NAMED_BY_ROWS}
+    differing = [name for name in swept if len({settings.get(name) for settings in given.values()}) > 1]
+    return {
+        run: "".join(f" {swept[name]}={settings[name]}" for name in differing if name in settings)
+        for run, settings in given.items()
+    }
 
 
 def print_comparison(inputs: "Inputs") -> None:

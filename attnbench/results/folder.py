@@ -132,10 +132,14 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
     stack.callback(logger.removeHandler, handler)
 
 
+def config_text(content: dict[str, Any]) -> str:
+    """Return the text of config.yaml: the given settings and the resolved ones."""
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
 def write_config(folder: Path, content: dict[str, Any]) -> None:
-    """Write config.yaml: the given settings and the resolved ones."""
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    replace_file(folder / "config.yaml", text)
+    """Write config.yaml."""
+    replace_file(folder / "config.yaml", config_text(content))
 
 
 def first_environment(folder: Path) -> dict[str, Any]:

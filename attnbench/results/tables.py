@@ -3,9 +3,8 @@
 A table holds plain text; each renderer escapes it. The report's template renders it as HTML.
 """
 
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from attnbench.results.metrics import is_timed
-from attnbench.results.numbers import format_number
 from attnbench.results.row_files import by_age, read_results, started_at
-from attnbench.results.rows import HASH, Identity, ResultRow, same_corpus
+from attnbench.results.rows import ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import markdown_text, printable
 from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
-
-LABELS = {"variant": "variant", "backend": "backend", "parameters": "params"}
-"""Columns that every table of rows has, and their headers."""
-
-DISTINCTIONS = ("seq_len", "seed", "experiment", "model", "precision", "device", "num_devices", "commit")
-"""Columns that a table has only if its rows differ in them."""
 
 MAX_NAME_SHARE = 0.3
 """Share of a terminal's width up to which line names are not broken."""
@@ -89,7 +80,7 @@ def to_terminal(table: Table, width: int) -> RichTable:
     ]
     share = width // len(table.headers) - PADDING
     for index, header in enumerate(table.headers):
-        is_left = index < table.num_labels and header != LABELS["parameters"]
+        is_left = index < table.num_labels
         # The headers of the other columns make room for the names of the lines.
         is_name = index == 0 and all(len(line[0]) <= MAX_NAME_SHARE * width for line in lines)
         # Break a wide name between its words.
@@ -223,21 +214,6 @@ def to_latex(table: Table) -> str:
     return "\n".join(rows)
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class MetricColumn:
-    """A column of numbers: those of an evaluation's `metric` whose settings contain `settings`."""
-
-    header: str
-    evaluation: str
-    metric: str
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def takes(self, row: ResultRow) -> bool:
-        """Tell if the row belongs into this column."""
-        is_metric = (row.identity.evaluation, row.measurement.metric) == (self.evaluation, self.metric)
-        return is_metric and self.settings.items() <= row.measurement.settings.items()
-
-
 @dataclass(frozen=True, slots=True)
 class Headline:
     """Columns of a summary: metric and settings that sum up an evaluation."""
@@ -268,104 +244,6 @@ def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
     if not mixed:
         return ""
     return f"No ranking of speed: timed in several sittings, each under its own load: {', '.join(mixed)}."
-
-
-def comparison_tables(
-    rows: Iterable[ResultRow], columns: Sequence[MetricColumn], swept: Mapping[str, Mapping[str, str]] | None = None
-) -> list[Table]:
-    """Make a `comparison_table` for each corpus."""
-    by_corpus: dict[str | None, list[ResultRow]] = {}
-    for row in rows:
-        by_corpus.setdefault(row.identity.corpus, []).append(row)
-    return [comparison_table(group, columns, swept) for group in by_corpus.values()]
-
-
-def comparison_table(
-    rows: Iterable[ResultRow], columns: Sequence[MetricColumn], swept: Mapping[str, Mapping[str, str]] | None = None
-) -> Table:
-    """Make a table with one line per variant and further difference, titled by corpus.
-
-    Args:
-        swept: settings that rows do not have, by run; those that differ get a column.
-
-    Raises:
-        UserError: the rows come from several corpora, or two belong into one cell.
-    """
-    rows = list(rows)
-    corpus = same_corpus(rows)
-    shown = [row for row in rows if any(column.takes(row) for column in columns)]
-    differing = [name for name in DISTINCTIONS if len({getattr(row.identity, name) for row in shown}) > 1]
-    settings = _differing({row.identity.run: (swept or {}).get(row.identity.run, {}) for row in shown})
-    names = [*LABELS, *differing]
-
-    def labels(row: ResultRow) -> tuple[str, ...]:
-        given = (swept or {}).get(row.identity.run, {})
-        return *(_label(row.identity, name) for name in names), *(given.get(name, NOTHING) for name in settings)
-
-    lines = _grouped(shown, labels)
-    if any(
-        len({row.identity.run for row in group if column.takes(row)}) > 1
-        for group in lines.values()
-        for column in columns
-    ):
-        # Runs that differ in a setting that has no column.
-        names.append("run")
-        lines = _grouped(shown, labels)
-    headers = [*(LABELS.get(name, name) for name in names), *_last_names(settings)]
-    timed: dict[str, list[str]] = {}
-    for row in shown:
-        for column in columns:
-            measurement = row.measurement
-            if column.takes(row) and measurement.value is not None and is_timed(measurement.metric, measurement.unit):
-                timed.setdefault(column.header, []).append(row.measured_in)
-    return Table(
-        lead=sittings_line(timed),
-        title=corpus if corpus is not None else "no corpus",
-        headers=[*headers, *(column.header for column in columns)],
-        num_labels=len(headers),
-        lines=[[*label, *(_number(group, column) for column in columns)] for label, group in lines.items()],
-    )
-
-
-def _differing(swept: Mapping[str, Mapping[str, str]]) -> list[str]:
-    known = dict.fromkeys(name for given in swept.values() for name in given)
-    return [name for name in known if len({given.get(name) for given in swept.values()}) > 1]
-
-
-def _last_names(settings: Sequence[str]) -> list[str]:
-    """Shorten settings to the last part of their names."""
-    last = [name.rpartition(".")[2].replace("_", " ") for name in settings]
-    return last if len({*last}) == len(last) else list(settings)
-
-
-def _grouped(
-    rows: Iterable[ResultRow], labels: Callable[[ResultRow], tuple[str, ...]]
-) -> dict[tuple[str, ...], list[ResultRow]]:
-    lines: dict[tuple[str, ...], list[ResultRow]] = {}
-    for row in rows:
-        lines.setdefault(labels(row), []).append(row)
-    return lines
-
-
-def _label(identity: Identity, name: str) -> str:
-    value = getattr(identity, name)
-    if value is None:
-        return NOTHING
-    if name == "run":
-        # Other columns show the rest of the name.
-        return re.sub(rf".*-(?={HASH}$)", "", value)
-    return f"{value:,}" if name == "parameters" else str(value)
-
-
-def _number(group: Sequence[ResultRow], column: MetricColumn) -> str:
-    rows = [row for row in group if column.takes(row)]
-    if not rows:
-        return NOTHING
-    if len(rows) > 1:
-        runs = "; ".join(f"{row.identity.run}, {row.measurement.settings}" for row in rows)
-        raise UserError(f"{column.header}: {len(rows)} rows belong into one cell ({runs}); name the setting meant")
-    measurement = rows[0].measurement
-    return measurement.status.replace("_", " ") if measurement.value is None else format_number(measurement.value)
 
 
 def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:

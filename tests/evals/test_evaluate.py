@@ -69,7 +69,7 @@ def test_what_is_not_there_yet_is_measured_and_nothing_is_trained(folder, monkey
     assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
     assert evaluations(folder) == {"training", "perplexity", "recall"}
     shown = capsys.readouterr().out
-    assert "test PPL" in shown
+    assert "perplexity" in shown
     assert "recall" in shown
     [cell] = (folder.parent / "cells").iterdir()
     assert (folder / "cells.txt").read_text() == f"cells/{cell.name}\n"
@@ -122,7 +122,7 @@ def test_other_settings_of_an_evaluation_are_rows_of_their_own(folder, monkeypat
     assert len(list(folder.parent.glob("cells/recall-*"))) == 2
     # The terminal shows what was measured last.
     assert len((folder / "cells.txt").read_text().splitlines()) == 1
-    assert "test PPL" in capsys.readouterr().out
+    assert "perplexity" in capsys.readouterr().out
 
 
 def with_resolved(name: str, value: str) -> Callable[[str], str]:

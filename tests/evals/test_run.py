@@ -23,7 +23,6 @@ from scripts_here import run_here
 from small import compose_once
 
 from attnbench.comparison.execute import run
-from attnbench.comparison.publish import publish_runs
 from attnbench.evals.lib.windows import full_context
 from attnbench.evals.runners.checkpoint import language_model_job
 from attnbench.model.stored import load_model
@@ -315,7 +314,7 @@ def test_the_same_command_does_not_train_again_and_prints_the_table(folder, fini
     assert "softmax" in output
     axes = {"split": "test", "checkpoint": "best", "sequence_length": 32, "context": "full"}
     perplexity, _ = value(rows_of(finished, "perplexity"), "perplexity", **axes)
-    assert f"{perplexity:.4g}" in output
+    assert f"{perplexity:.3g}" in output
     assert str(finished) in output
 
 
@@ -694,25 +693,14 @@ def test_the_table_has_every_variant_and_never_two_corpora(folder, finished, tmp
     swept = {finished: ["attn=softmax", "train.warmup_steps=2"], flash: ["attn=flash", "train.warmup_steps=3"]}
     print_summary({**swept, elsewhere: []})
     printed = capsys.readouterr().out
-    assert "warmup" in printed
-    assert "attn" not in printed.partition("Each contains")[0].replace(str(tmp_path.parent), "")
     tables = printed.split("text:small@")[1:]
-    assert len(tables) == 2
-    fingerprints = [table.split()[0] for table in tables]
-    assert len(set(fingerprints)) == 2
-    lines = [
-        [line.split()[0] for line in table.splitlines() if " torch " in line or " sdpa " in line] for table in tables
+    assert len({table.split()[0] for table in tables}) == len(tables) == 2
+    assert [[name in table for name in ("softmax warmup_steps=2", "flash warmup_steps=3")] for table in tables] == [
+        [True, True],
+        [False, False],
     ]
-    assert lines == [["softmax", "flash"], ["softmax"]]
     for place in (finished, flash, elsewhere):
         assert str(place) in printed
-
-
-def test_a_published_run_says_how_it_was_made_and_what_a_reader_must_know(finished, tmp_path):
-    publish_runs([finished], tmp_path, title="A title", command="S=1\npython one", note="Mind this.")
-    page = (tmp_path / "README.md").read_text()
-    assert page.startswith("# A title\n\n| variant |")
-    assert "\n\nMind this.\n\nMade by\n\n    S=1\n    python one\n\nat commit " in page
 
 
 def test_an_evaluation_made_later_has_the_environment_that_made_it(copied, tmp_path, monkeypatch):
@@ -727,8 +715,6 @@ def test_an_evaluation_made_later_has_the_environment_that_made_it(copied, tmp_p
     stamp = json.loads((first / f"environment-{identity.environment}.json").read_text())
     assert stamp == {**trained, "commit": "another-one", "dirty": False}
     assert json.loads((first / "environment.json").read_text()) == trained
-    with pytest.raises(UserError, match="several environments"):
-        publish_runs([first], tmp_path / "published", title="t", command="c")
 
 
 def test_a_run_that_failed_has_failed_in_wandb_too(tmp_path, monkeypatch):

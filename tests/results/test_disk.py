@@ -182,6 +182,7 @@ def test_results_are_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypa
 def test_a_full_disk_ends_the_scripts_in_one_line(tmp_path, monkeypatch):
     code = errno.ENOSPC
     trained = run(settings(tmp_path, *PERPLEXITY))
+    (trained.parent / "comparison.json").write_text("{}")
 
     def fails(descriptor):
         raise OSError(code, os.strerror(code), "the disk")
@@ -191,7 +192,7 @@ def test_a_full_disk_ends_the_scripts_in_one_line(tmp_path, monkeypatch):
     for script, *words in (
         ("report.py", str(trained), "--output", target),
         ("dashboard.py", "--mode", "offline", "--output", f"{target}.json"),
-        ("publish.py", target, str(trained), "--title", "t", "--command", "c"),
+        ("publish.py", target, str(trained.parent), "--title", "t"),
         ("evaluate.py", f"run={trained}", "device=cpu", "rerun=true"),
         ("benchmark.py", *bench_words("decode"), "bench=decode", "device=cpu", f"outputs_dir={target}"),
     ):

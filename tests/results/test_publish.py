@@ -22,26 +22,23 @@ def outputs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("target", "runs", "words", "message"),
+    ("target", "runs", "message"),
     [
-        ("demo", ["demo"], [], "demo: must lie beside "),
-        ("demo/page", ["demo"], [], "demo/page: must lie beside "),
-        ("", ["demo"], [], "must lie beside "),
-        ("run", ["decode", "run"], ["--command", "c"], "run: must lie beside "),
-        ("page", ["nowhere"], [], "nowhere: no such folder"),
-        ("page", ["demo/comparison.json"], [], "comparison.json: is no folder"),
-        ("page", ["run"], [], "run: neither a comparison, findings nor a run of a bench; other runs need --command"),
-        ("page", ["demo", "other"], [], "demo is a comparison, which has a page alone"),
-        ("page", ["findings", "demo"], [], "findings is findings, which has a page alone"),
-        ("page", ["demo"], ["--command", "c"], "is a comparison, whose command is known; leave it out"),
-        ("page", ["findings"], ["--command", "c"], "is findings, whose command is known; leave it out"),
-        ("page", ["decode"], ["--command", "c"], "is a run of a bench, whose command is known; leave it out"),
+        ("demo", ["demo"], "demo: must lie beside "),
+        ("demo/page", ["demo"], "demo/page: must lie beside "),
+        ("", ["demo"], "must lie beside "),
+        ("run", ["decode", "run"], "run: must lie beside "),
+        ("page", ["nowhere"], "nowhere: no such folder"),
+        ("page", ["demo/comparison.json"], "comparison.json: is no folder"),
+        ("page", ["run"], "run: neither a comparison, findings nor a run of a bench"),
+        ("page", ["demo", "other"], "demo is a comparison, which has a page alone"),
+        ("page", ["findings", "demo"], "findings is findings, which has a page alone"),
     ],
 )
-def test_what_cannot_be_a_page_is_refused_in_a_line_and_nothing_is_written(target, runs, words, message, outputs):
+def test_what_cannot_be_a_page_is_refused_in_a_line_and_nothing_is_written(target, runs, message, outputs):
     before = sorted(outputs.rglob("*"))
     folders = [str(outputs / name) for name in runs]
-    code, _, said = run_here("publish.py", str(outputs / target), *folders, "--title", "t", *words)
+    code, _, said = run_here("publish.py", str(outputs / target), *folders, "--title", "t")
     assert (code, len(said.splitlines())) == (1, 1)
     assert message in said
     assert sorted(outputs.rglob("*")) == before

@@ -14,7 +14,7 @@ from attnbench.results.numbers import format_interval, format_number, format_wit
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, table_of, write_csv
 from attnbench.results.rows import Measurement, ResultRow, same_corpus
-from attnbench.results.tables import MetricColumn, Table, comparison_table, comparison_tables, print_table
+from attnbench.results.tables import Table, print_table
 from attnbench.settings.errors import UserError
 
 IDENTITY = identity_of()
@@ -182,18 +182,6 @@ def test_rows_of_different_corpora_are_never_compared():
     mixed = [row(), row(corpus="embedded"), row(corpus=None)]
     with pytest.raises(UserError, match=r"\(none\), embedded, wikitext2-v1"):
         same_corpus(mixed)
-    with pytest.raises(UserError, match="embedded"):
-        comparison_table(mixed, [])
-    titles = [table.title for table in comparison_tables(mixed, [])]
-    assert titles == ["wikitext2-v1", "embedded", "no corpus"]
-
-
-COLUMNS = [
-    MetricColumn(header="val PPL", evaluation="perplexity", metric="perplexity", settings={"split": "validation"}),
-    MetricColumn(header="test PPL", evaluation="perplexity", metric="perplexity", settings={"split": "test"}),
-    MetricColumn(header="bits/char", evaluation="perplexity", metric="bits_per_character"),
-    MetricColumn(header="tokens/s", evaluation="throughput", metric="tokens_per_second"),
-]
 
 
 def shown(table, width=80):
@@ -258,60 +246,8 @@ def test_an_end_of_a_difference_is_shown_as_0_only_where_it_is(low, high, shown)
     assert format_interval(low, high, "+", is_of_difference=True) == shown
 
 
-def test_the_table_fits_80_columns_and_has_a_line_per_variant_length_and_seed():
-    speed = Measurement(metric="tokens_per_second", value=123456.7, unit="tokens/s")
-    full = Measurement(metric="tokens_per_second", value=None, unit="tokens/s", status="out_of_memory", reason="x")
-    text = shown(
-        comparison_table(
-            [
-                row(perplexity(3.456789)),
-                row(perplexity(3.2, split="validation")),
-                row(speed, evaluation="throughput", run="other", config_hash="x"),
-                row(seed=1),
-                row(full, evaluation="throughput", variant="gated_deltanet_conv", backend="flash_attn"),
-            ],
-            COLUMNS,
-        )
-    )
-    lines = [line for line in text.splitlines() if "softmax" in line or "gated" in line]
-    assert max(map(len, text.splitlines())) <= 80
-    assert len(lines) == 3
-    assert all(part in lines[0] for part in ("3.2", "3.457", "123,457", "734,976"))
-    assert "out of" in lines[2]
-
-
-def test_what_differs_is_a_column_and_what_is_ambiguous_an_error():
-    text = shown(comparison_table([row(), row(precision="bfloat16")], COLUMNS))
-    assert "bfloat" in text
-    assert "bfloat" not in shown(comparison_table([row(precision="bfloat16")], COLUMNS))
-    with pytest.raises(UserError, match="2 rows belong into one cell"):
-        comparison_table([row(), row()], COLUMNS)
-
-
-def test_runs_that_differ_in_a_setting_without_a_column_are_named():
-    """A sweep over train.micro_batch_size, say."""
-    table = comparison_table([row(run="whole-1a"), row(run="parts-2b")], COLUMNS)
-    assert table.headers[table.num_labels - 1] == "run"
-    assert [line[table.num_labels - 1] for line in table.lines] == ["whole-1a", "parts-2b"]
-
-
-def test_a_sweep_shows_what_was_swept_and_a_run_by_its_hash_where_that_is_not_enough():
-    runs = ["softmax-1m-T512-seed0-0123abcd", "softmax-1m-T512-seed0-4567cdef"]
-    rows = [row(run=run) for run in runs]
-    swept = {
-        run: {"train.learning_rate": rate, "train.batch_size": "4"}
-        for run, rate in zip(runs, ("1e-3", "3e-3"), strict=True)
-    }
-    table = comparison_table(rows, COLUMNS, swept)
-    assert [*table.headers[: table.num_labels]] == ["variant", "backend", "params", "learning rate"]
-    assert [line[3] for line in table.lines] == ["1e-3", "3e-3"]
-    assert max(map(len, shown(table).splitlines())) <= 80
-    unknown = comparison_table(rows, COLUMNS)
-    assert [line[unknown.num_labels - 1] for line in unknown.lines] == ["0123abcd", "4567cdef"]
-
-
 def test_names_cannot_command_the_terminal_or_the_markup():
-    text = shown(comparison_table([row(variant="[red]x", corpus="a\x1b[2J\nb")], COLUMNS))
+    text = shown(Table(title="a\x1b[2J\nb", headers=["", "score"], lines=[["[red]x", "1"]]))
     assert "[red]x" in text
     assert "\x1b" not in text
     assert r"a\x1b[2J\nb" in text

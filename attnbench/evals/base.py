@@ -6,13 +6,12 @@ A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` measures it
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
-from attnbench.data.corpus import Corpus
 from attnbench.mixers.around import Gate
 from attnbench.mixers.layers import INITIAL_DEVIATION
 from attnbench.model.language_model import LanguageModel
@@ -23,39 +22,16 @@ from attnbench.settings.combinations import can_end_early
 from attnbench.settings.errors import UserError
 from attnbench.settings.options import Options, option
 from attnbench.settings.registry import is_own
-from attnbench.settings.schema import BFLOAT16_WEIGHTS, PRECISIONS, ModelSettings, TrainSettings
+from attnbench.settings.schema import BFLOAT16_WEIGHTS, PRECISIONS, ModelSettings
+from attnbench.training.prepare import Run
 from attnbench.training.step import Batch
 
 NUM_SELECTION = 500
 """Validation sequences whose `scoring.mean_accuracy` is a training's `selection`, by which rates are chosen."""
 
 
-class Subject(Protocol):
-    device: torch.device
-    precision: str
-    compile: bool
-    """True if training steps are compiled."""
-    corpus: Corpus
-
-    @property
-    def mixer(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def train(self) -> TrainSettings: ...
-
-    def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
-        """Return a picklable builder of the matched model with initial weights, or raise UserError.
-
-        `model` is another size and `seed` that of the weights, None the run's own.
-        """
-        ...
-
-    def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel: ...
-
-    def trained_model(self, which: str = "final") -> LanguageModel: ...
+Subject = Run
+"""What an evaluation measures: a run with its corpus, its settings, and models that it builds or loads."""
 
 
 class Evaluation(Options):

@@ -52,6 +52,7 @@ class Run:
     device: torch.device
     precision: str
     compile: bool
+    """True if training steps are compiled."""
     corpus: Corpus
     mixers: list[MixerSettings]
     matched: Matched
@@ -123,7 +124,15 @@ class Run:
         return self.settings.train
 
     def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
-        """See `evals.base.Subject`."""
+        """Return a picklable builder of the matched model with initial weights.
+
+        Args:
+            model: another size; None: the run's own.
+            seed: of the weights; None: the run's own.
+
+        Raises:
+            UserError: the size cannot be matched.
+        """
         mixers, size = self.mixers, self.matched.model
         if model is not None:
             matched = _matched(self.settings, model, self.device, self.precision, self.corpus)

@@ -236,7 +236,7 @@ class ProbeJob(TrainedJob):
     def rows(self) -> Iterator[Measurement]:
         """Train and score; a training that diverges, does not fit, or cannot be built gives rows that say so."""
         if self.matched is None:
-            yield from self._scores().missing("unsupported", self.obstacle)
+            yield from ProbeScores(self).missing("unsupported", self.obstacle)
             return
         log.info(self.matched.statement(self.settings.mixer.name))
         yield Measurement(metric="parameters", value=self.matched.parameters, unit="")
@@ -244,15 +244,15 @@ class ProbeJob(TrainedJob):
         stop = StopRequest()
         trained = self.outcome if self.outcome is not None else self._train_alone(stop)
         if isinstance(trained, DivergedError):
-            yield from self._scores().missing("diverged", str(trained))
+            yield from ProbeScores(self).missing("diverged", str(trained))
             return
         if isinstance(trained, OutOfMemory):
-            yield from self._scores().missing("out_of_memory", trained.reason)
+            yield from ProbeScores(self).missing("out_of_memory", trained.reason)
             return
         state, speeds = trained
-        scored = attempt(lambda: list(self._scores().measured(state, self.selection(state))))
+        scored = attempt(lambda: list(ProbeScores(self).measured(state, self.selection(state))))
         if isinstance(scored, OutOfMemory):
-            yield from self._scores().missing("out_of_memory", scored.reason)
+            yield from ProbeScores(self).missing("out_of_memory", scored.reason)
         else:
             yield from scored
         for row in speeds:
@@ -353,17 +353,6 @@ class ProbeJob(TrainedJob):
             seq_len=self.seq_len,
             precision=self.precision,
             match=self.matched.match,
-        )
-
-    def _scores(self) -> ProbeScores:
-        return ProbeScores(
-            task=self.task,
-            primary=self.primary,
-            seed=self.settings.seed,
-            limit=self.limit,
-            metrics=self.folder / "metrics.jsonl",
-            device=self.device,
-            precision=self.precision,
         )
 
 

@@ -1,22 +1,21 @@
 """Rows of a probe's training: its score on validation data, the steps to the threshold, and its scores on test data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnbench.evals.base import Probe
 from attnbench.evals.lib.rows import without_numbers
 from attnbench.evals.lib.solving import RISE, SOLVED, rise_share
 from attnbench.machine.precision import computing
-from attnbench.results.metrics import Primary
 from attnbench.results.numbers import reaches
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.log import read_metrics
+
+if TYPE_CHECKING:
+    from attnbench.evals.runners.probe import ProbeJob
 
 VALIDATION = {"split": "validation"}
 RISE_SETTINGS = {**VALIDATION, "budget": 1.0}
@@ -25,19 +24,11 @@ SHARE = {"split": "test", "chance": 0.0}
 """Settings of `solved`: a seed that diverged has not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeScores:
-    """Rows of one training of one task; see ProbeJob."""
+    """Rows of one training of one task."""
 
-    task: Probe
-    primary: Primary | None
-    seed: int
-    """Search seeds have no scores of test data."""
-    limit: int | None
-    metrics: Path
-    """Log of the training, with `selection` at every check."""
-    device: torch.device
-    precision: str
+    def __init__(self, job: "ProbeJob") -> None:
+        self.job, self.task, self.primary = job, job.task, job.primary
 
     def measured(self, state: TrainState, selection: float) -> Iterator[Measurement]:
         """Measure a trained model, whose accuracy on validation data is `selection`."""
@@ -49,8 +40,8 @@ class ProbeScores:
         if not self._is_scored:
             return
         scores = []
-        with torch.no_grad(), computing(self.precision, self.device):
-            for score in self.task.score(state.model, self.seed, self.device):
+        with torch.no_grad(), computing(self.job.precision, self.job.device):
+            for score in self.task.score(state.model, self.job.settings.seed, self.job.device):
                 scores.append(score)
                 yield score
         if self._tells_solved:
@@ -68,7 +59,8 @@ class ProbeScores:
 
     @property
     def _is_scored(self) -> bool:
-        return self.seed < SELECTION_SEED
+        # Search seeds have no scores of test data.
+        return self.job.settings.seed < SELECTION_SEED
 
     @property
     def _tells_solved(self) -> bool:
@@ -89,15 +81,15 @@ class ProbeScores:
     def _times(self, state: TrainState) -> Iterator[Measurement]:
         if state.reached_step is None:
             reason = f"selection was not {SOLVED} at two checks in a row in {state.step} steps"
-            if self.limit is not None:
-                reason += f"; at {self.limit} another rate had solved all its seeds in half as many"
+            if self.job.limit is not None:
+                reason += f"; at {self.job.limit} another rate had solved all its seeds in half as many"
             yield from self._times_without_numbers("not_reached", reason)
             return
         for metric, (unit, per_step, settings) in self._budgets().items():
             yield Measurement(metric=metric, value=state.reached_step * per_step, unit=unit, settings=settings)
 
     def _rise(self) -> Measurement:
-        log = read_metrics(self.metrics)
+        log = read_metrics(self.job.folder / "metrics.jsonl")
         value = rise_share((row["step"], row["selection"]) for row in log if "selection" in row)
         if value is None:
             reason = f"selection was not {RISE[1]} at any check"

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnbench.verdict import contrasts
 from attnbench.verdict.contrasts import HOLDS, LEVEL, OPPOSITE, Found
-from attnbench.verdict.permutation import unpaired_p_value
+from attnbench.verdict.levels import UNPAIRED
 
 SHARES = [round(0.1 * tenth, 1) for tenth in range(11)]
 
@@ -71,7 +71,7 @@ def order(kind: str, effect: float, num: int, num_draws: int) -> float:
     """Share of draws in which an order is significant; the means differ by so many spreads."""
     rng, (first, second) = np.random.default_rng(0), SCORES[kind]
     drawn = ((first(rng, num) + effect, second(rng, num)) for _ in range(num_draws))
-    return float(np.mean([unpaired_p_value(*pair) <= LEVEL for pair in drawn]))
+    return float(np.mean([UNPAIRED.one_sided(pair, 0.0)[0] <= LEVEL for pair in drawn]))
 
 
 def value(kind: str, gap: float, margin: float, num: int, num_draws: int) -> float:

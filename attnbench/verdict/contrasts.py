@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnbench.results.numbers import reaches
-from attnbench.verdict.permutation import unpaired_p_value, welch
+from attnbench.verdict.levels import UNPAIRED
+from attnbench.verdict.permutation import welch, welch_interval
 from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power
 from attnbench.verdict.statistics import share_interval, student_interval
 
@@ -123,19 +124,17 @@ def value(scores: Sequence[float], published: float, margin: float) -> Found:
 
 
 def order(first: Sequence[float], second: Sequence[float]) -> Found:
-    """Compare means by the permutation test and Welch's, see `unpaired_p_value`; the interval is Welch's."""
-    from scipy.special import stdtrit
-
-    difference, error, freedom = welch(first, second)
-    half = float(stdtrit(freedom, 0.975)) * error
-    spread = error * math.sqrt(len(first))
+    """Compare means by the tests of `UNPAIRED`; the interval is Welch's."""
+    difference, half = welch_interval(first, second, 0.95)
+    spread = welch(first, second)[1] * math.sqrt(len(first))
+    p_value, opposite = UNPAIRED.one_sided((first, second), 0.0)
     found = difference > 0 and spread > 0
     return Found(
         value=difference,
         low=difference - half,
         high=difference + half,
-        p_value=unpaired_p_value(first, second),
-        opposite_p_value=unpaired_p_value(second, first),
+        p_value=p_value,
+        opposite_p_value=opposite,
         seeds_needed=_fewest(
             len(first), lambda num: found and difference_power(difference, spread, 2 * LEVEL, num) >= POWER
         ),

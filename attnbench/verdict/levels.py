@@ -12,9 +12,9 @@ import numpy as np
 from attnbench.results.protocol import TEST_NAMES
 from attnbench.results.rows import ResultRow
 from attnbench.verdict.axes import axes, grouped
-from attnbench.verdict.permutation import MAX_SPLITS, splits, welch, welch_p_value
-from attnbench.verdict.power import TIE, difference_power, equivalence_power
-from attnbench.verdict.statistics import PairedTest, widened
+from attnbench.verdict.permutation import MAX_SPLITS, splits, welch_interval, welch_p_value
+from attnbench.verdict.power import difference_power, equivalence_power
+from attnbench.verdict.statistics import Permutation
 
 CEILING, FLOOR = 0.98, 0.02
 """Shares of a ladder's levels. Two variants are not separated if both hold at least the ceiling, or both less than the
@@ -24,40 +24,42 @@ SUMMED = "rule"
 """Setting of rows of doublings that are parts of one score."""
 
 
-class Unpaired(PairedTest):
+class Unpaired(Permutation):
     """Tests of the difference of two means of unpaired scores; a sample is a pair of lists.
 
-    The permutation test of a difference d moves the first scores by -d. Its one-sided p-value is the share of splits
-    whose difference is then at least the observed one. Each split but the observed one has its own d at which the two
-    are equal: these, in order, are the possible ends of intervals, as for sign flips. Welch's test must reject too, see
-    `permutation.unpaired_p_value`: a p-value is the larger of both, and an interval has both intervals. Two-sided
-    p-values are twice the smaller one-sided one.
+    An arrangement is a split of all scores into two groups of these sizes; the test of a difference d moves the first
+    scores by -d. The permutation test is exact if both groups have one distribution, but rejects too often if only
+    their means are equal and one spread is larger. Welch's test allows for that, but assumes about normal means. Both
+    must reject: a p-value is the larger of both, and an interval has both intervals.
     """
 
     name = TEST_NAMES["level"]
 
     def smallest_p(self, num: int) -> float:
-        return 2 / self._num_splits(num)
+        return 2 / min(math.comb(2 * num, num), MAX_SPLITS)
 
-    def p_value(self, differences: Sequence[Any], *, resolution: float) -> float:
-        return min(1.0, 2 * min(self._one_sided(differences, 0.0)))
+    def mean(self, differences: Sequence[Any]) -> float:
+        first, second = differences
+        return float(np.mean(first) - np.mean(second))
 
-    def equivalence_p_value(self, differences: Sequence[Any], margin: float, *, resolution: float) -> float:
-        return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
+    def near(self, differences: Sequence[Any], centre: float = 0.0) -> float:
+        return super().near([value for values in differences for value in values], centre)
 
-    def interval(self, differences: Sequence[Any], level: float, *, resolution: float) -> tuple[float, float]:
-        from scipy.special import stdtrit
+    def equal_at(self, differences: Sequence[Any]) -> np.ndarray:
+        first, second = differences
+        weights, distance = _other_splits(len(first), len(second))
+        return (self.mean(differences) - weights @ np.array([*first, *second], dtype=float)) / distance
 
-        equal_at, mean = np.sort(_equal_at(differences)), _difference(differences)
-        # The factor absorbs rounding: an end rejected at exactly this level is outside.
-        rank = math.floor((1 - level) / 2 * (len(equal_at) + 1) * (1 + 1e-12))
-        low, high = (float(equal_at[rank - 1]), float(equal_at[-rank])) if rank else (-math.inf, math.inf)
-        _, error, freedom = welch(*differences)
-        half = error * float(stdtrit(freedom, (1 + level) / 2))
-        low, high = min(low, mean - half), max(high, mean + half)
-        # An end of 0 apart from rounding is 0, which the test does not reject.
-        low, high = (0.0 if abs(end) <= _near(differences) else end for end in (low, high))
-        return widened(low, high, mean, resolution)
+    def one_sided(self, differences: Sequence[Any], centre: float) -> tuple[float, float]:
+        first, second = differences
+        above, below = super().one_sided(differences, centre)
+        return max(above, welch_p_value(first, second, centre)), max(below, welch_p_value(second, first, -centre))
+
+    def ends(self, differences: Sequence[Any], level: float) -> tuple[float, float]:
+        first, second = differences
+        low, high = super().ends(differences, level)
+        mean, half = welch_interval(first, second, level)
+        return min(low, mean - half), max(high, mean + half)
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
         # Student's, of two samples.
@@ -67,35 +69,6 @@ class Unpaired(PairedTest):
     def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
         can = self.smallest_p(num) / 2 <= alpha
         return equivalence_power(effect, spread, margin, alpha, num, 2 * num - 2) if can else 0.0
-
-    def _num_splits(self, num: int) -> int:
-        return min(math.comb(2 * num, num), MAX_SPLITS)
-
-    def _one_sided(self, sample: Sequence[Any], centre: float) -> tuple[float, float]:
-        equal_at, near = _equal_at(sample), max(_near(sample), TIE * abs(centre))
-        number = len(equal_at) + 1
-        above, below = np.count_nonzero(equal_at <= centre + near), np.count_nonzero(equal_at >= centre - near)
-        first, second = sample
-        return (
-            max(float((above + 1) / number), welch_p_value(first, second, centre)),
-            max(float((below + 1) / number), welch_p_value(second, first, -centre)),
-        )
-
-
-def _difference(sample: Sequence[Any]) -> float:
-    first, second = sample
-    return float(np.mean(first) - np.mean(second))
-
-
-def _near(sample: Sequence[Any]) -> float:
-    return TIE * max(abs(value) for values in sample for value in values)
-
-
-def _equal_at(sample: Sequence[Any]) -> np.ndarray:
-    """Return for each split but the observed one the shift of the first scores at which it has the same difference."""
-    first, second = sample
-    weights, distance = _other_splits(len(first), len(second))
-    return (_difference(sample) - weights @ np.array([*first, *second], dtype=float)) / distance
 
 
 @lru_cache(maxsize=2)

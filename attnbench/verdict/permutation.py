@@ -1,4 +1,4 @@
-"""Tests of the difference of two means whose scores are not paired: a permutation test and Welch's, and both."""
+"""Two samples that are not paired: Welch's test of their means, and the splits of a permutation test."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,8 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from attnbench.verdict.power import TIE
-
 MAX_SPLITS = 100_000
 """Most splits of the scores that are all counted; of more, a fixed random sample of this size."""
-
-
-def unpaired_p_value(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the larger one of the one-sided p-values of the permutation test and of Welch's.
-
-    The permutation test is exact if both groups have one distribution, but rejects too often if only their means are
-    equal and one spread is larger. Welch's test allows for that, but assumes about normal means. Both must reject.
-    """
-    return max(permutation_p_value(first, second), welch_p_value(first, second))
 
 
 def welch_p_value(first: Sequence[float], second: Sequence[float], centre: float = 0.0) -> float:
@@ -39,22 +28,12 @@ def welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float
     return float(np.mean(first) - np.mean(second)), math.sqrt(sum(parts)), freedom
 
 
-def permutation_p_value(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the one-sided p-value of the hypothesis that the mean of `first` is not larger than that of `second`.
+def welch_interval(first: Sequence[float], second: Sequence[float], level: float) -> tuple[float, float]:
+    """Return the difference of the means, and half the width of Welch's interval."""
+    from scipy.special import stdtrit
 
-    The scores are not paired. The p-value is the share of the splits of all scores into two groups of these sizes whose
-    difference of means is at least the observed one; differences that are equal apart from rounding count. A sample of
-    the splits includes the observed one, so that the test keeps its level.
-
-    Raises:
-        ValueError: a group is empty.
-    """
-    if not len(first) or not len(second):
-        raise ValueError("a permutation test needs scores of both groups")
-    scores, num = np.array([*first, *second], dtype=float), len(first)
-    # The scores' sum is the same in every split: the first group's sum orders splits as the difference does.
-    least = scores[:num].sum() - TIE * np.abs(scores).sum()
-    return float(np.mean(splits(num, len(second)) @ scores >= least))
+    difference, error, freedom = welch(first, second)
+    return difference, float(stdtrit(freedom, (1 + level) / 2)) * error
 
 
 @lru_cache(maxsize=4)

@@ -185,11 +185,58 @@ class Student(PairedTest):
         return max(spread, resolution, math.ulp(max(map(abs, differences))))
 
 
-class SignFlip(PairedTest):
+class Permutation(PairedTest):
+    """Permutation test. The ends of its intervals are differences at which another arrangement of the scores has the
+    observed difference: those that it does not reject lie between two of them (Hartigan 1969, JASA 64)."""
+
+    @abstractmethod
+    def equal_at(self, differences: Sequence[Any]) -> np.ndarray:
+        """Return for each arrangement but the observed one the difference at which the two are equal."""
+
+    def mean(self, differences: Sequence[Any]) -> float:
+        return _mean(differences)
+
+    def near(self, differences: Sequence[Any], centre: float = 0.0) -> float:
+        """Return the distance below which two differences are equal apart from rounding."""
+        return TIE * max(abs(centre), *map(abs, differences))
+
+    def one_sided(self, differences: Sequence[Any], centre: float) -> tuple[float, float]:
+        """Return the p-values of the hypotheses that the difference is at most `centre`, and that it is at least."""
+        equal_at, near = self.equal_at(differences), self.near(differences, centre)
+        # The observed arrangement, and those that are equal to it, count on both sides.
+        above = 1 + np.count_nonzero(equal_at <= centre + near)
+        below = 1 + np.count_nonzero(equal_at >= centre - near)
+        return float(above / (len(equal_at) + 1)), float(below / (len(equal_at) + 1))
+
+    def p_value(self, differences: Sequence[Any], *, resolution: float) -> float:
+        return min(1.0, 2 * min(self.one_sided(differences, 0.0)))
+
+    def equivalence_p_value(self, differences: Sequence[Any], margin: float, *, resolution: float) -> float:
+        return max(self.one_sided(differences, -margin)[0], self.one_sided(differences, margin)[1])
+
+    def ends(self, differences: Sequence[Any], level: float) -> tuple[float, float]:
+        """Return the ends of the interval at `level`; infinite where no difference is rejected."""
+        equal_at = np.sort(self.equal_at(differences))
+        rank = rank_of_end(1 - level, len(equal_at) + 1)
+        return (float(equal_at[rank - 1]), float(equal_at[-rank])) if rank else (-math.inf, math.inf)
+
+    def interval(self, differences: Sequence[Any], level: float, *, resolution: float) -> tuple[float, float]:
+        # An end of 0 apart from rounding is 0, which the test does not reject.
+        near = self.near(differences)
+        low, high = (0.0 if abs(end) <= near else end for end in self.ends(differences, level))
+        return widened(low, high, self.mean(differences), resolution)
+
+
+def rank_of_end(alpha: float, num: int) -> int:
+    """Return the rank, from 1, of an interval's end among `num` arrangements; 0: it has no end."""
+    # The factor absorbs rounding: an end rejected at exactly this level is outside.
+    return math.floor(alpha / 2 * num * (1 + 1e-12))
+
+
+class SignFlip(Permutation):
     """Permutation test that flips the signs of differences; assumes symmetry about their centre.
 
-    The one-sided p-value of a centre is the share of subsets, the empty one included, whose mean is not above it: the
-    ordered means of subsets are the ends of intervals (Hartigan 1969, JASA 64).
+    An arrangement is a subset of flipped differences, equal to the observed one at the subset's mean.
     """
 
     name = TEST_NAMES["accuracy"]
@@ -198,44 +245,20 @@ class SignFlip(PairedTest):
         return 2.0 ** (1 - num)
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
-        rank = self._rank(alpha, num)
+        rank = rank_of_end(alpha, 2**num)
         if not rank:
             return 0.0
         if num > MAX_DRAWN:
             return super().power(effect, spread, alpha, num)
         return flips_power(effect, spread, rank, num, seen)
 
-    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        return min(1.0, 2 * min(self._one_sided(differences, 0.0)))
-
-    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
-        return max(self._one_sided(differences, -margin)[0], self._one_sided(differences, margin)[1])
+    def equal_at(self, differences: Sequence[float]) -> np.ndarray:
+        sums, sizes = subset_sums(tuple(differences))
+        return sums[1:] / sizes[1:]
 
     def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
-        sums, sizes = subset_sums(tuple(differences))
-        means = np.sort(sums[1:] / sizes[1:])
-        rank = self._rank(1 - level, min(len(differences), MAX_EXACT))
-        low, high = (float(means[rank - 1]), float(means[-rank])) if rank else (-1.0, 1.0)
-        # An end of 0 apart from rounding is 0, which the test does not reject.
-        low, high = (0.0 if abs(end) <= self._near(differences) else end for end in (low, high))
-        low, high = widened(low, high, _mean(differences), resolution)
+        low, high = super().interval(differences, level, resolution=resolution)
         return max(-1.0, low), min(1.0, high)
-
-    def _rank(self, alpha: float, num: int) -> int:
-        """Return the rank, from 1, of an interval's end among the 2^num - 1 ordered means; 0: it has no end."""
-        # The factor absorbs rounding: an end rejected at exactly this level is outside.
-        return math.floor(alpha / 2 * 2**num * (1 + 1e-12))
-
-    def _near(self, values: Sequence[float]) -> float:
-        return TIE * max(map(abs, values))
-
-    def _one_sided(self, differences: Sequence[float], centre: float) -> tuple[float, float]:
-        sums, sizes = subset_sums(tuple(differences))
-        # A mean equal to the centre, apart from rounding, counts on both sides.
-        near = self._near([centre, *differences])
-        below = np.count_nonzero(sums <= (centre + near) * sizes)
-        above = np.count_nonzero(sums >= (centre - near) * sizes)
-        return float(below / len(sums)), float(above / len(sums))
 
 
 class McNemar(PairedTest):

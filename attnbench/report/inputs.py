@@ -21,7 +21,7 @@ from attnbench.settings.untrusted import read_object
 from attnbench.verdict.axes import distinguish_variants
 from attnbench.verdict.control import control_of, judge_control
 from attnbench.verdict.family import name_family
-from attnbench.verdict.frozen import frozen_sentence, imported_sentence, without_primary
+from attnbench.verdict.frozen import frozen_sentence, imported_sentence
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure, figures
@@ -186,7 +186,7 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
     path = folder / "freeze.json"
     freeze = _read_json(path)
     try:
-        sentence = frozen_sentence(
+        return frozen_sentence(
             freeze,
             rows,
             family=name_family(
@@ -202,9 +202,6 @@ def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:
         raise UserError(
             f"{path}: not what attnbench compare freeze=true writes ({type(error).__name__} {error})"
         ) from error
-    # A claim names scores of its own, which `decide` asks for.
-    lacking = without_primary(rows, primaries) if "claim" not in (freeze or {}) else ""
-    return " ".join(filter(None, [sentence, lacking]))
 
 
 def about(evaluation: str, protocol: Protocol) -> About:

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from attnbench.results.metrics import Primary
 from attnbench.results.protocol import PROTOCOL, rules
 from attnbench.results.rows import IMPORTED, ResultRow, is_search
-from attnbench.verdict.axes import grouped, key_of
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.rates import Choice
 
 MAX_NAMED = 3
@@ -99,35 +98,6 @@ def imported_sentence(rows: Iterable[ResultRow]) -> str:
         for it in found["files"]
     ]
     return f"Imported, not measured here: {found['cells']} of {found['of']} results, {'; '.join(files)}."
-
-
-def without_primary(rows: Iterable[ResultRow], primaries: Mapping[str, Primary]) -> str:
-    """Name seeds that have rows of an evaluation but neither its primary metric nor a reason for that."""
-    seeds: dict[tuple[str, str], set[int | str]] = {}
-    failed: dict[tuple[str, str], set[int | str]] = {}
-    scored: dict[tuple[str, str], dict[str, set[int | str]]] = {}
-    for row in rows:
-        identity, measured = row.identity, row.measurement
-        primary = primaries.get(identity.evaluation)
-        if primary is None or is_search(identity.seed):
-            continue
-        of = identity.evaluation, identity.variant
-        seeds.setdefault(of, set()).add(identity.seed)
-        if measured.status != "ok" and measured.metric == primary.metric:
-            failed.setdefault(of, set()).add(identity.seed)
-        elif primary.takes(measured.metric, measured.settings):
-            scored.setdefault(of, {}).setdefault(key_of(row)[-1], set()).add(identity.seed)
-    lacking = {
-        of: sorted(
-            known.difference(failed.get(of, ()), set.intersection(*scored.get(of, {"": set()}).values())), key=str
-        )
-        for of, known in seeds.items()
-    }
-    named = [
-        f"{variant} of {evaluation} at {_counted_seeds(it)}" for (evaluation, variant), it in lacking.items() if it
-    ]
-    more = [f"{len(named) - MAX_NAMED} more"] if len(named) > MAX_NAMED else []
-    return f"Without the score that is tested: {'; '.join([*named[:MAX_NAMED], *more])}." if named else ""
 
 
 def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | None) -> str:

@@ -352,22 +352,6 @@ def test_a_cell_that_dies_is_recorded_and_tried_again_the_next_time(
     assert record(tmp_path / "little")["failures"] == []
 
 
-def test_a_missing_evaluation_is_made_of_a_model_whose_cost_nobody_counts_too(text, tmp_path, ran, monkeypatch):
-    """A number that a finished training has none of is not a training that failed."""
-    uncounted = Measurement(
-        metric="forward_flops_per_token", value=None, unit="FLOP", status="unsupported", reason="nobody counts it"
-    )
-    monkeypatch.setattr("attnbench.training.job.budget", lambda matched: [uncounted])
-    given = settings(text, tmp_path, evaluations=["perplexity"], seeds=[0], variants={"plain": ["attn=linear"]})
-    compared(given)
-    lost = next((tmp_path / "little").rglob("perplexity-*.jsonl"))
-    lost.unlink()
-    ran()
-    compared(given)
-    assert len(ran()) == 1
-    assert lost.exists()
-
-
 def test_a_cell_whose_results_are_missing_is_made_again(copied, text, ran):
     before = rows(copied)
     for kind in ("softmax-*/results/training-*", "plain-*/results/perplexity-*", "cells/throughput-plain-*/results/*"):

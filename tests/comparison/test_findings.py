@@ -198,13 +198,6 @@ def test_a_true_finding_is_reproduced(text, tmp_path):
     assert found["word"] == REPRODUCED, found
 
 
-def test_rates_are_searched_on_seeds_that_are_not_scored(text, tmp_path):
-    words = ["attn=softmax", "eval.copy.learning_rates=[1e-2,3e-2]"]
-    plan = {"variants": {"softmax": words}, "num_search_seeds": 1}
-    decided(*settings(tmp_path, little(text, num_seeds=1, plan=plan)))
-    assert seeds_of(tmp_path, "softmax") == [0, SELECTION_SEED, SELECTION_SEED]
-
-
 def test_frozen_it_may_not_be_changed(text, tmp_path):
     run_findings(settings(tmp_path, little(text, controls=[HOLDS]), freeze=True), compose_once)
     assert not results(tmp_path)
@@ -214,16 +207,6 @@ def test_frozen_it_may_not_be_changed(text, tmp_path):
         run_findings(settings(tmp_path, little(text, controls=[{**HOLDS, "least": 2}])), compose_once)
     # Minutes are measured afterwards.
     run_findings(settings(tmp_path, little(text, controls=[HOLDS], minutes={"cpu": 9.0})), compose_once)
-
-
-def test_seeds_that_another_table_has_booked_are_not_frozen(text, tmp_path):
-    def booked(seed: int) -> PlanSettings:
-        return little(text, plan={"seeds": [seed], "probe_seeds": [seed]})
-
-    run_findings(settings(tmp_path, booked(400), freeze=True), compose_once)
-    for seed in (100, 200):
-        with pytest.raises(UserError, match=f"{seed} is booked"):
-            run_findings(settings(tmp_path / "other", booked(seed), freeze=True), compose_once)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +280,6 @@ def test_published_findings_have_their_words_figures_runs_and_what_was_frozen(te
     target = tmp_path / "page"
     publish_findings(folder, target, claims, title="Findings here", note="Of a test.")
     page = (target / "README.md").read_text()
-    assert "Without the score that is tested" not in page
     for words in (
         "# Findings here",
         "| little | undecided | Softmax copies | 1.0 | softmax 0 [0, 0.842]",

@@ -439,26 +439,13 @@ def test_results_that_do_not_say_when_they_were_begun_are_a_fault(scored_plan, t
     assert "but 1 results do not say when they were begun" in read_inputs(scored_plan).frozen
 
 
-def test_a_seed_without_the_score_that_is_tested_is_named_frozen_or_not(scored_plan):
+def test_a_seed_without_the_score_that_is_tested_is_named(scored_plan):
     path = next(scored_plan.glob("cells/copy-plain-*-seed3-*/results/*.jsonl"))
     *rows, ending = map(json.loads, path.read_text().splitlines())
     rows = [row for row in rows if row["metric"] != "symbol_accuracy"]
     ending = json.loads(json.dumps(ending)) | {"num_rows": len(rows)}
     path.write_text(with_ending("".join(json.dumps(row) + "\n" for row in rows), ending))
-    said = "Without the score that is tested: plain of copy at seed 3."
-    assert said in read_inputs(scored_plan).frozen
-    (scored_plan / "freeze.json").unlink()
-    assert said in read_inputs(scored_plan).frozen
-
-
-def test_a_seed_whose_score_stands_at_another_setting_is_named(scored_plan):
-    # Its score is then in no mean, and the others' mean looks like that of all.
-    path = next(scored_plan.glob("cells/copy-plain-*-seed3-*/results/*.jsonl"))
-    *rows, ending = map(json.loads, path.read_text().splitlines())
-    for row in rows:
-        row["settings"] |= {"split": "Test"} if row["metric"] == "symbol_accuracy" else {}
-    path.write_text(with_ending("".join(json.dumps(row) + "\n" for row in rows), ending))
-    assert "Without the score that is tested: plain of copy at seeds" in read_inputs(scored_plan).frozen
+    assert "but plain has no score of copy at seed 3" in read_inputs(scored_plan).frozen
 
 
 def test_a_freeze_that_is_none_is_refused_by_its_name(scored_plan):

@@ -260,17 +260,6 @@ def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
     assert str(reason).startswith("recall softmax, lr 0.1, search: has no results")
 
 
-def test_searches_have_a_seed_of_their_own_and_scored_cells_the_plan_s(tmp_path):
-    [search] = searches(searched(tmp_path))
-    assert {cell.settings.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
-    for cells in rounds(search):
-        for cell in cells:
-            write(cell, "selection", 0.9 if cell.train.learning_rate == 1e-2 else 0.1)
-    cells = scored(search, 0, 1)
-    assert [(cell.settings.seed, cell.train.learning_rate) for cell in cells] == [(0, 1e-2), (1, 1e-2)]
-    assert len({cell.results for cell in cells}) == 2
-
-
 def test_every_task_has_a_label_of_its_own(tmp_path):
     settings = searched(tmp_path, recall_cells=[[16, 2], [16, 3]], recall_widths=[16, 32])
     cells = [cell for score in searches(settings) for cell in recorded(score)[1]]

@@ -19,7 +19,7 @@ from small import TINY_RUN, comparison_settings, python_path
 
 from attnbench.comparison.slurm import queue
 from attnbench.comparison.slurm.queue import array_job
-from attnbench.comparison.slurm.run import Submission, count_doubles
+from attnbench.comparison.slurm.run import Submission
 from attnbench.comparison.slurm.task import TIMED_HOST, different_host
 from attnbench.results.folder import ROOT
 from attnbench.results.row_files import read_results
@@ -237,8 +237,7 @@ def test_what_is_timed_stays_on_the_node_that_began_it(tmp_path, monkeypatch):
     assert different_host(tmp_path) is None
 
 
-def test_a_cell_that_two_hosts_finished_is_counted_once_and_the_end_of_a_torn_file_is_left_out(tmp_path, caplog):
-    caplog.set_level("INFO", logger="attnbench")
+def test_the_end_of_a_torn_file_of_outcomes_is_left_out(tmp_path):
     submission = Submission(path=tmp_path / "key.json", job="7", tasks=[["a", "b"], ["c"]], rerun=False)
     submission.write()
     assert Submission.read(submission.path) == submission
@@ -250,10 +249,6 @@ def test_a_cell_that_two_hosts_finished_is_counted_once_and_the_end_of_a_torn_fi
         )
         (tmp_path / f"{name}.jsonl").write_text(text + '{"cell": "b", "sec')
     assert [record["cell"] for record in submission.records()] == ["a", "b", "a", "b"]
-    count_doubles([submission])
-    assert [entry.message for entry in caplog.records] == [
-        "1 runs were finished twice (on n1, n2); one result of each is kept"
-    ]
     submission.path.write_text("{")
     with pytest.raises(UserError, match=r"key\.json: cannot be read as JSON"):
         Submission.read(submission.path)

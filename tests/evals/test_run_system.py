@@ -15,7 +15,6 @@ from probe_settings import BATTERY, evaluation_class, smoke_words
 from small import compose_once, python_path
 
 from attnbench.comparison import execute as run_model
-from attnbench.comparison.workers import execute
 from attnbench.evals.base import SystemEvaluation
 from attnbench.evals.lib import reference
 from attnbench.evals.runners.system import SystemJob
@@ -242,20 +241,6 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def test_a_system_cell_is_run_once(tmp_path):
-    own = settings(tmp_path)
-    cell = job(own)
-    assert cell.is_timed
-    assert not cell.is_done()
-    execute(cell)
-    assert cell.is_done()
-    before = cell.results.stat().st_mtime_ns
-    execute(cell)
-    assert cell.results.stat().st_mtime_ns == before
-    execute(job(replace(own, rerun=True)))
-    assert cell.results.stat().st_mtime_ns > before
 
 
 def test_timed_rows_have_a_reference_beside_them_and_their_ratio_to_it(tmp_path, monkeypatch):

@@ -107,7 +107,6 @@ def run_on_slurm(
         jobs = " ".join(one.job for one in known)
         log.warning(f"Slurm keeps running job {jobs}: the same command collects it, scancel {jobs} ends it")
         raise
-    count_doubles(known)
     for one in known:
         one.path.unlink(missing_ok=True)
 
@@ -182,15 +181,3 @@ def _submit(settings: ComparisonSettings, stacks: Sequence[Stack], home: Path, *
     submission.write()
     log.info(f"Slurm job {submission.job}: {sum(map(len, tasks))} runs in {number} tasks; their output: {home}/jobs/")
     return submission
-
-
-def count_doubles(known: Sequence[Submission]) -> None:
-    """Warn of runs that two hosts have finished; the later results file stays."""
-    finished: dict[str, list[str]] = {}
-    for record in [record for one in known for record in one.records()]:
-        if record["error"] is None:
-            finished.setdefault(record["cell"], []).append(record["host"])
-    twice = {cell: hosts for cell, hosts in finished.items() if len(hosts) > 1}
-    if twice:
-        hosts = ", ".join(sorted({host for hosts in twice.values() for host in hosts}))
-        log.warning(f"{len(twice)} runs were finished twice (on {hosts}); one result of each is kept")

@@ -92,5 +92,5 @@ class AttentionBench(TimedBench):
             yield dict(zip(LINES, values, strict=True)) | shared
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
-        problem = Problem(**cell, with_gradients=True, repetition=self.repetition)
+        problem = Problem(**cell, with_gradients=True, repetition=self)
         yield from with_speedups(measure_attention(problem, self.implementations, cell, conditions), self.ratios)

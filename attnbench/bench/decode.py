@@ -173,7 +173,7 @@ class DecodeBench(TimedBench):
         if cell["table"] == POSITION:
             settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.groups}
             shape = CacheShape(**{name: value for name, value in settings.items() if name != "table"})
-            rows = measure_steps(shape, self.implementations, self.repetition, settings, conditions)
+            rows = measure_steps(shape, self.implementations, self, settings, conditions)
             yield from with_speedups(rows, self.ratios)
             return
         is_text = cell["table"] == TEXT
@@ -191,4 +191,4 @@ class DecodeBench(TimedBench):
             if is_text:
                 yield from measure_text(candidate, cell["tokens"], cell["batch_size"], self.text_repeats, cell)
             else:
-                yield from measure_context(candidate, cell["cache_length"], cell["batch_size"], self.repetition, cell)
+                yield from measure_context(candidate, cell["cache_length"], cell["batch_size"], self, cell)

@@ -87,5 +87,5 @@ class GridBench(TimedBench):
             yield dict(zip(AXES, values, strict=True))
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
-        problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self.repetition)
+        problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self)
         yield from with_speedups(measure_attention(problem, self.implementations, cell, conditions), self.ratios)

@@ -117,7 +117,7 @@ class LibraryOperatorsBench(TimedBench):
             peak = PeakMemory(conditions.device, of_tensors=True)
             passes.total()
             yield peak_row(PEAK, peak.mib(), settings)
-            for part, times in passes.times(PASSES, self.repetition):
+            for part, times in passes.times(PASSES, self):
                 yield time_row(times, settings, f"{part}{MILLISECONDS}")
 
         make = partial(Example, operator, shape, conditions)

@@ -145,7 +145,7 @@ class ModelsBench(TimedBench):
                 for _ in range(CapturedCall.NUM_WARMUP + 1):
                     # The last one is recorded.
                     call()
-            return self.repetition.times(call, device)
+            return self.times(call, device)
 
 
 def _named_size(size: Any) -> ModelSettings:

@@ -162,11 +162,11 @@ class ProfileBench(TimedBench):
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         if cell["subject"] == ATTENTION["subject"]:
-            how = {"num_calls": self.num_calls, "num_lines": self.num_operators, "repetition": self.repetition}
+            how = {"num_calls": self.num_calls, "num_lines": self.num_operators, "repetition": self}
             yield from profile_attention(self.shape, self.implementations, cell, conditions, **how)
             return
         size = {"batch_size": self.step_batch_size, "model": self.size, "vocabulary_size": self.vocabulary_size}
-        how = {"num_steps": self.num_steps, "num_lines": self.num_step_operators, "repetition": self.repetition}
+        how = {"num_steps": self.num_steps, "num_lines": self.num_step_operators, "repetition": self}
         case = StepCase(mixer=cell["implementation"], length=cell["sequence_length"], **size, **how)
         yield from profile_step(case, cell, conditions)
 

@@ -105,7 +105,7 @@ class StacksBench(TimedBench):
 
             yield error_row(_error(members(), members(), conditions), settings)
             step = _step(members(), conditions, settings["compiled"])
-            times = self.repetition.times(step, conditions.device)
+            times = self.times(step, conditions.device)
             yield time_row(times, settings, STEP)
             low, median, high = (value / number for value in (times.low_ms, times.median_ms, times.high_ms))
             yield time_row(Times(median, low, high, times.num_repeats), settings, SHARE)

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.lib.rows import STATE, lacks_state, speed_row, state_rows, without_numbers
-from attnbench.evals.lib.step_cost import Repetition, Timed, lacks_text, settle
+from attnbench.evals.lib.step_cost import Timed, lacks_text, settle
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.memory import available_mib, memory_capped
 from attnbench.machine.precision import computing, dtype_of
@@ -79,7 +79,7 @@ class Inference(Timed, SystemEvaluation):
             tokens_BT, dtype = text.train_batch(0)[0], dtype_of(subject.precision)
             cap_mib = available_mib() if subject.device.type == "cpu" else None
             with memory_capped(cap_mib), generating(subject.device, subject.precision):
-                times = attempt(partial(measure, model, tokens_BT, dtype, self.repetition))
+                times = attempt(partial(measure, model, tokens_BT, dtype, self))
             if isinstance(times, OutOfMemory):
                 yield from without_numbers({metric: "token/s"}, settings, "out_of_memory", times.reason)
             else:
@@ -97,7 +97,7 @@ def generating(device: torch.device, precision: str) -> Iterator[None]:
         yield
 
 
-def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
+def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Timed) -> Times:
     """Time the prefill of all tokens at once, each time from a new state."""
     batch_size, length = tokens_BT.shape
     last_BL = tokens_BT.new_full((batch_size, 1), length - 1)
@@ -108,7 +108,7 @@ def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, re
     return repetition.times(prefill, tokens_BT.device)
 
 
-def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Repetition) -> Times:
+def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Timed) -> Times:
     """Time one decoding step behind the tokens."""
     batch_size, length = tokens_BT.shape
     # No longer than needed: attention reads the whole cache, filled or not.

@@ -114,7 +114,7 @@ class Scaling(Timed, SystemEvaluation):
         return lacks_text(subject, subject.seq_len, self.batch_size)
 
     def _costs(self, subject: Subject, model: ModelSettings, settings: dict[str, Any]) -> Iterator[Measurement]:
-        how = {"length": subject.seq_len, "batch_size": self.batch_size, "repetition": self.repetition}
+        how = {"length": subject.seq_len, "batch_size": self.batch_size, "repetition": self}
         cost = measure_step(subject, model=model, finds_compiled=True, **how)
         if isinstance(cost, OutOfMemory):
             yield from without_numbers(COSTS, settings, "out_of_memory", cost.reason)

@@ -77,7 +77,7 @@ class Throughput(Timed, SystemEvaluation):
             if reason is not None:
                 yield from without_numbers(UNITS, settings, "unsupported", reason)
                 continue
-            cost = measure_step(subject, length=length, batch_size=batch_size, repetition=self.repetition)
+            cost = measure_step(subject, length=length, batch_size=batch_size, repetition=self)
             if isinstance(cost, OutOfMemory):
                 yield from without_numbers(UNITS, settings, "out_of_memory", cost.reason)
             else:

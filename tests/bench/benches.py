@@ -9,9 +9,9 @@ from small import bench_class, from_yaml
 from attnbench.bench.base import Conditions
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.cli.compose import CONF
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 
-ONCE = Repetition(warmup=1, repeats=3, max_seconds=1.0)
+ONCE = Timed(warmup=1, repeats=3, max_seconds=1.0)
 CPU = Conditions(
     device=torch.device("cpu"),
     precision="float32",

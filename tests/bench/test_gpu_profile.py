@@ -9,11 +9,11 @@ from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.profiling.attention import GroupedShape, profile_attention
 from attnbench.bench.profiling.parts import IDLE, PARTS
 from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.settings.schema import ModelSettings
 
 pytestmark = pytest.mark.gpu
-REPETITION = Repetition(warmup=2, repeats=5, max_seconds=1)
+REPETITION = Timed(warmup=2, repeats=5, max_seconds=1)
 MODEL = ModelSettings(name="small", dim=256, num_layers=2, head_width=64, feed_forward_width=880)
 
 

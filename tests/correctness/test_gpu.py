@@ -17,7 +17,7 @@ from attnbench.bench.operators.attention import AttentionPasses, Problem, exampl
 from attnbench.bench.operators.gate import GateError, largest_error
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.correctness.checks import build_mixer
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.device import forget_compiled, share_kernel_cache
 from attnbench.machine.precision import multiplying
 from attnbench.mixers.definition import LENGTHS, MODEL, TOLERANCES, deviation
@@ -153,7 +153,7 @@ def test_an_implementation_of_operator_tables_passes_the_gate(name, head_width, 
                 head_width=head_width,
                 causal=causal,
                 with_gradients=implementation.gradient,
-                repetition=Repetition(warmup=1, repeats=1, max_seconds=1.0),
+                repetition=Timed(warmup=1, repeats=1, max_seconds=1.0),
             )
             with multiplying(precision):
                 example = example_of(problem, subject)

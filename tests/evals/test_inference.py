@@ -13,7 +13,7 @@ from attnbench.cli.compose import compose
 from attnbench.evals import inference
 from attnbench.evals.inference import DECODE, PREFILL, Inference, time_decoding
 from attnbench.evals.lib.rows import STATE
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.memory import available_mib
 from attnbench.machine.precision import computing
@@ -48,7 +48,7 @@ def test_every_setting_has_its_rows(text, name):
 
 
 def test_the_speeds_are_tokens_over_time(text, monkeypatch):
-    monkeypatch.setattr(Repetition, "times", lambda *_: Times(2.0, 1.0, 4.0, 3))
+    monkeypatch.setattr(Timed, "times", lambda *_: Times(2.0, 1.0, 4.0, 3))
     rows = list(Inference(**SETTINGS_OF_TWO).run(subject(text)))
     speeds = {(row.metric, *row.settings.values()): (row.value, row.low, row.high) for row in rows[2:]}
     assert speeds[PREFILL, 48, 3] == (48 * 3 / 2e-3, 48 * 3 / 4e-3, 48 * 3 / 1e-3)
@@ -66,7 +66,7 @@ def test_what_is_decoded_follows_the_prompt(name, length, monkeypatch):
         return lambda: seen.append((token_B.clone(), decode()))
 
     monkeypatch.setattr(inference, "decoder", observe)
-    repetition = Repetition(warmup=1, repeats=3, max_seconds=1.0)
+    repetition = Timed(warmup=1, repeats=3, max_seconds=1.0)
     with torch.no_grad():
         time_decoding(model, tokens_BT, torch.float32, repetition)
         taken_BT = torch.stack([token_B for token_B, _ in seen], dim=1)

@@ -9,7 +9,7 @@ from attnbench.bench.base import Conditions
 from attnbench.bench.operators.decoding import measure_steps
 from attnbench.bench.operators.roofline import Ceilings
 from attnbench.bench.operators.steps import CacheShape
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.ops.attention.triton.flash_decoding import flash_decoding, splits_for
 
 # The interpreter has no products in bfloat16.
@@ -114,7 +114,7 @@ def test_the_bench_holds_it_against_float64_and_times_it(name):
     subject = Conditions(
         device=torch.device(DEVICE), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
     )
-    once = Repetition(warmup=1, repeats=3, max_seconds=0.1)
+    once = Timed(warmup=1, repeats=3, max_seconds=0.1)
     rows = list(measure_steps(shape, [name], once, {}, subject))
     assert [(row.metric, row.status) for row in rows] == [
         ("max_error", "ok"),

@@ -13,7 +13,7 @@ from attnbench.bench.operators.gate import compared_heads, largest_error, refere
 from attnbench.bench.operators.passes import Passes
 from attnbench.bench.operators.roofline import attention_work
 from attnbench.evals.lib.rows import without_numbers
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.device import forget_compiled
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, Attention
 from attnbench.results.rows import Measurement
@@ -36,7 +36,7 @@ class Problem:
     """Otherwise the forward pass is timed alone, and records nothing for a backward pass."""
     with_values: bool = False
     """Rows of the first output values, so that agreement shows."""
-    repetition: Repetition
+    repetition: Timed
 
     @property
     def passes(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, by_implementation, error_row, time_rows
 from attnbench.bench.operators.gate import largest_error
 from attnbench.bench.operators.steps import STEPS, CacheShape, StepExample, compared_heads
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.timing import ColdCaches
 from attnbench.ops.state_steps import StepInputs
 from attnbench.results.rows import Measurement
@@ -20,7 +20,7 @@ UNITS = {DECODE: "ms", MAX_ERROR: ""}
 
 
 def measure_steps(
-    shape: CacheShape, names: Sequence[str], repetition: Repetition, settings: dict[str, Any], conditions: Conditions
+    shape: CacheShape, names: Sequence[str], repetition: Timed, settings: dict[str, Any], conditions: Conditions
 ) -> Iterator[Measurement]:
     device, precision, width = conditions.device, conditions.precision, shape.head_width
 

@@ -16,7 +16,7 @@ from attnbench.bench.operators.gate import TOLERANCES, GateError
 from attnbench.bench.operators.language_models import Candidate
 from attnbench.evals.inference import generating, time_decoding
 from attnbench.evals.lib.rows import time_row, without_numbers
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.device import synchronize
 from attnbench.mixers.definition import relative_error
@@ -56,7 +56,7 @@ def measure_text(
 
 
 def measure_context(
-    candidate: Candidate, context: int, batch_size: int, repetition: Repetition, settings: dict[str, Any]
+    candidate: Candidate, context: int, batch_size: int, repetition: Timed, settings: dict[str, Any]
 ) -> Iterator[Measurement]:
     """Yield milliseconds of one token behind `context` others; the step is captured on CUDA."""
     settings, conditions = settings | {"implementation": candidate.label}, candidate.conditions

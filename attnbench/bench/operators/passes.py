@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.timing import ColdCaches, Times
 
 
@@ -40,7 +40,7 @@ class Passes:
         output = self.output.detach()
         return [output, *(self.backward() if self.gradient is not None else ())]
 
-    def times(self, names: Sequence[str], repetition: Repetition) -> Iterator[tuple[str, Times]]:
+    def times(self, names: Sequence[str], repetition: Timed) -> Iterator[tuple[str, Times]]:
         device = self.inputs[0].device
         cold = ColdCaches(device)
         for name in names:

@@ -15,7 +15,7 @@ from attnbench.bench.operators.gate import compared_heads, largest_error, refere
 from attnbench.bench.operators.roofline import Work, attention_work
 from attnbench.bench.profiling.recording import operator_rows, record
 from attnbench.evals.lib.rows import peak_row
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.timing import ColdCaches, PeakMemory
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
 from attnbench.ops.layers.rotary import rotate, rotation
@@ -146,7 +146,7 @@ def profile_attention(
     *,
     num_calls: int,
     num_lines: int,
-    repetition: Repetition,
+    repetition: Timed,
 ) -> Iterator[Measurement]:
     """Yield all rows, implementation after implementation; ratios are of the first one's time to each other's."""
     make, first = partial(example_of, shape, conditions), None
@@ -170,7 +170,7 @@ def _profile(
     conditions: Conditions,
     num_calls: int,
     num_lines: int,
-    repetition: Repetition,
+    repetition: Timed,
     name: str,
     example: PackedExample,
     settings: dict[str, Any],

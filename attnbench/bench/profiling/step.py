@@ -20,7 +20,7 @@ from attnbench.bench.operators.roofline import Work
 from attnbench.bench.profiling.parts import idle_row, labelled, labelled_nats, part_rows
 from attnbench.bench.profiling.recording import Recording, operator_rows, record
 from attnbench.evals.lib.rows import peak_row, without_numbers
-from attnbench.evals.lib.step_cost import Repetition
+from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.timing import PeakMemory
 from attnbench.model.language_model import LanguageModel
@@ -50,7 +50,7 @@ class StepCase:
     num_steps: int
     """Steps under the profiler."""
     num_lines: int
-    repetition: Repetition
+    repetition: Timed
 
 
 def forms(device_type: str) -> tuple[str, ...]:

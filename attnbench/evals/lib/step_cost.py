@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,16 +23,6 @@ from attnbench.training.loop import text_batch
 from attnbench.training.step import StepReport, stepper
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Repetition:
-    warmup: int
-    repeats: int
-    max_seconds: float
-
-    def times(self, function: Callable[[], object], device: torch.device, **more: Any) -> Times:
-        return time_repeats(function, device, **asdict(self), **more)
-
-
 class Timed(Options):
     """Settings of evaluations and benches that repeat a call."""
 
@@ -42,9 +32,9 @@ class Timed(Options):
         20, "for the repeats of one call: fewer where they would take longer, at least three", above=0
     )
 
-    @property
-    def repetition(self) -> Repetition:
-        return Repetition(warmup=self.warmup, repeats=self.repeats, max_seconds=self.max_seconds)
+    def times(self, function: Callable[[], object], device: torch.device, **more: Any) -> Times:
+        how = {"warmup": self.warmup, "repeats": self.repeats, "max_seconds": self.max_seconds}
+        return time_repeats(function, device, **how, **more)
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -76,7 +66,7 @@ def measure_step(
     *,
     length: int,
     batch_size: int,
-    repetition: Repetition,
+    repetition: Timed,
     model: ModelSettings | None = None,
     finds_compiled: bool = False,
 ) -> StepCost | OutOfMemory:
@@ -99,7 +89,7 @@ def lacks_text(subject: Subject, length: int, batch_size: int) -> str | None:
 
 
 def _measure(
-    subject: Subject, build: Callable[[], LanguageModel], length: int, batch_size: int, repetition: Repetition
+    subject: Subject, build: Callable[[], LanguageModel], length: int, batch_size: int, repetition: Timed
 ) -> StepCost:
     if subject.compile:
         load_compiler(subject.device)

@@ -38,11 +38,7 @@ FAILS = {**HOLDS, "threshold": 1.0, "least": 2}
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Runs are made in this process: processes have tests of their own."""
-
-    def run(function, items, **_):
-        yield from in_this_process(function, items)
-
-    monkeypatch.setattr(workers, "run_in_processes", run)
+    monkeypatch.setattr(workers, "run_in_processes", in_this_process)
 
 
 def little(text: Path, *contrasts: dict[str, Any], num_seeds: int = 2, plan=(), **claim: Any) -> PlanSettings:

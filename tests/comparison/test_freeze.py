@@ -41,14 +41,10 @@ OVERRIDES = [
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def run(function, items, **_):
-    yield from in_this_process(function, items)
-
-
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Cells run in this process: processes have tests of their own."""
-    monkeypatch.setattr(workers, "run_in_processes", run)
+    monkeypatch.setattr(workers, "run_in_processes", in_this_process)
 
 
 def settings(text: Path, outputs: Path, **changed) -> ComparisonSettings:
@@ -320,7 +316,7 @@ def scored_once(text, tmp_path_factory) -> Path:
     """A frozen plan, carried out."""
     outputs = tmp_path_factory.mktemp("scored")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "run_in_processes", run)
+        patch.setattr(workers, "run_in_processes", in_this_process)
         carried_out(settings(text, outputs, freeze=True))
         return carried_out(settings(text, outputs))
 

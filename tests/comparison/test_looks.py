@@ -86,11 +86,8 @@ def made(monkeypatch):
         settings = {"length": 5, "beyond_training": False, "split": "test", "chance": 1 / 26}
         yield row("x", value=value, settings=settings).measurement
 
-    def run(function, items, **_):
-        yield from in_this_process(function, items)
-
     monkeypatch.setattr(ProbeJob, "rows", rows)
-    monkeypatch.setattr(workers, "run_in_processes", run)
+    monkeypatch.setattr(workers, "run_in_processes", in_this_process)
 
 
 @pytest.mark.usefixtures("made", "one_thread")

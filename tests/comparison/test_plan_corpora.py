@@ -86,7 +86,7 @@ def carried_out(given: ComparisonSettings, my_conf: Path) -> Path:
         return compose_once(words, config_dir=my_conf)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "run_in_processes", lambda function, items, **_: in_this_process(function, items))
+        patch.setattr(workers, "run_in_processes", in_this_process)
         return compare.compare(given, composed)
 
 

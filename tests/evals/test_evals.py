@@ -133,14 +133,6 @@ def test_perplexity_without_a_test_split_is_rows_that_say_so(text, tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
-def test_smoke_settings_are_the_evaluation_s_own(name, text, tmp_path):
-    given = settings(name, text, tmp_path).evaluations[0].options
-    assert smoke(name)
-    for key, value in smoke(name).items():
-        assert given[key] == value
-
-
 def test_the_battery_is_the_six_that_are_not_asked_for_by_name(text, tmp_path):
     own = compose_once([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
     names = [evaluation.name for evaluation in own.evaluations]

@@ -99,7 +99,8 @@ def test_throughput_times_the_step_that_trains_on_new_text_at_every_call(text, m
 
     monkeypatch.setattr(training_step, "train_step", watched)
     measured = subject(text)
-    rows_of("throughput", measured, lengths=[32], batch_size=2, constant_tokens=None, warmup=2, repeats=4)
+    how = {"warmup": 2, "repeats": 4, "max_seconds": 60.0}
+    rows_of("throughput", measured, lengths=[32], batch_size=2, constant_tokens=None, **how)
     _settling, *steps = seen
     assert len(steps) == 1 + 2 + 4
     assert all(tokens_BT.shape == (2, 32) for tokens_BT, *_ in steps)

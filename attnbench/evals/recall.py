@@ -24,7 +24,7 @@ from attnbench.training.step import Batch
 
 
 class Recall(CellProbe):
-    """Small models that look up what they have read, many queries at once; a model for each cell and width.
+    """Associative recall (MQAR): small models look up pairs that they have read, many queries at once.
 
     Three pairs, length 14:
 

@@ -16,7 +16,7 @@ from attnbench.report.sections.answer import answer
 from attnbench.report.sections.corpus_table import corpora_section
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import effect_section
-from attnbench.report.sections.evaluations import evaluation_sections, position_section, summary_notes
+from attnbench.report.sections.evaluations import evaluation_sections, summary_notes
 from attnbench.report.sections.front import facts, front
 from attnbench.report.sections.learning import curve_section, rate_section, sample_section
 from attnbench.report.sections.making import making_parts, mixed_commits
@@ -32,6 +32,8 @@ from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.seeds import to_rows
 
 HERE = Path(__file__).parent
+ON_FIRST_SCREEN = ("Not tested", "Seed by seed")
+"""Parts of the answer that the first screen has in full."""
 MIXED_COMMITS = "Mixed commits: these numbers come from several versions of the source; see How it was made."
 
 
@@ -83,19 +85,19 @@ def page_sections(
     over_seeds, known = inputs.figures, inputs.primaries
     first = front(inputs, verdicts, _checks(inputs))
     shown = {picture.name for picture in pictures_of([first])}
-    effects, full = effect_section(inputs), Lines({term: [*sentences] for term, sentences in answer.items()})
+    effects = effect_section(inputs)
+    full = Lines({term: [*sentences] for term, sentences in answer.items() if term not in ON_FIRST_SCREEN})
     sections = [
         first,
         *([effects] if protocol.factors else []),
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
-        Section(title="Verdicts in full", blocks=[full, *summary_notes(protocol)]) if answer else None,
+        Section(title="The answer in full", blocks=[full, *summary_notes(protocol)]) if full.sentences else None,
         difference_section(verdicts, variants, without=shown),
         corpora_section(verdicts),
         *([] if protocol.factors else [effects]),
         tradeoffs(inputs.rows, over_seeds, known, variants, without=shown),
-        rate_section(protocol.rates, known, variants),
+        rate_section(inputs, known, variants),
         curve_section(inputs, over_seeds, known, variants),
-        position_section(over_seeds, variants),
         sample_section(inputs),
         Section(title="How it was made", blocks=[], parts=making_parts(inputs, over_seeds)),
     ]

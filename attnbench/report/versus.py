@@ -66,7 +66,7 @@ def write_versus(first: str, second: str, *, target: Path | None = None) -> Path
         raise UserError(f"{first} and {second} cannot be compared: {reasons or 'nothing there has a primary metric'}")
     verdicts = judge(pairs)
     print_table(_table(verdicts, over_seeds, (before, after), shared))
-    lines = verdict_lines(verdicts) | noise_lines(verdicts) | beyond_training(over_seeds)
+    lines = verdict_lines(verdicts) | noise_lines(verdicts) | beyond_training(over_seeds, known)
     lines["What changed"] = _changes(before, after, shared)
     folder = _folder(second)[0]
     target = target or folder / f"report-against-{re.sub(r'[^A-Za-z0-9_.-]+', '_', before.name)}"

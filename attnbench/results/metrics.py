@@ -21,17 +21,17 @@ DEFINITIONS = {
     "pairs_per_kib": "pairs recalled for each KiB of the decoding state of one sequence",
     "macro_accuracy": "mean of the accuracies of all symbols that are asked for, each with the same weight",
     "mean_accuracy": "mean of the accuracies of all test cells, each with the same weight",
-    "selection": "accuracy on validation data, by which rates are chosen and trainings end",
-    "solved": "1 where selection was 0.95 or more at two checks in a row and the test score at the end is too, else 0",
-    "steps_to_95": "steps until selection was 0.95 at two checks in a row; the whole budget where it never was",
+    "selection": "by which rates are chosen and trainings end",
+    "solved": "share of seeds with a validation accuracy of 0.95 at two checks in a row, and as much on test data",
+    "steps_to_95": "steps until the validation accuracy was 0.95 at two checks in a row, of the seeds that reached it",
     "samples_to_95": "training sequences until then",
-    "rise_share": "share of the steps to a selection of 0.9 that came after 0.1; 1 where it never was 0.9",
-    "steps_trained": "steps until the training ended, at most its budget",
+    "rise_share": "share of the steps to a validation accuracy of 0.9 that came after 0.1",
+    "steps_trained": "steps until the training ended",
     "nats_per_character": "sum of -log p of the next token, over the number of characters",
     "perplexity": "exp of the nats a token, over the whole split; a token is a character if data.tokenizer says so",
     "bits_per_character": "nats a character divided by log 2",
     "bits_per_byte": "bits a byte of UTF-8, comparable whatever the tokenizer; 8 for each byte it does not know",
-    "token_share": "share of the tokens that are in the slice",
+    "token_share": "share of the tokens that are repeated ones, or others",
     "rate_window": "decades of learning rates in total that reach 90 % of the best score, gaps left out",
     "rate_sensitivity": "mean loss of score against the best one, over the rates within a decade of the chosen one",
     # Models
@@ -78,7 +78,7 @@ AXES = {
     "training_lengths": "length of the strings over that of the longest trained on",
     "levels": "levels that the doublings are a sum over, their maximum",
     "slice": "repeated: tokens that complete an n-gram which their context has already; other: the rest",
-    "budget": "most steps, or sequences, that a training may take",
+    "budget": "most steps, or sequences, that a training takes",
 }
 """Definition of each setting whose name does not explain it."""
 

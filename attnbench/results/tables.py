@@ -39,7 +39,7 @@ class TableCell:
     notes: tuple[str, ...] = ()
     """Behind the text in Markdown; below it on a terminal and, smaller, on a page."""
     mark: str = ""
-    """best: bold; lost or warn: in a colour of its own, on a page."""
+    """best: bold; lost: in a colour of its own, on a page."""
     sign: str = ""
     """Behind the text, on a page in a column of its own."""
 

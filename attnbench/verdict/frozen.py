@@ -14,7 +14,7 @@ from attnbench.verdict.rates import Choice
 MAX_NAMED = 3
 """Variants without some seeds that a sentence names; the others are counted."""
 
-NOT_FROZEN = "Not frozen: seeds, pairs and rules were not written down before the scores."
+NOT_FROZEN = "Not pre-registered: seeds, pairs and rules were not written down before the scores."
 
 
 def frozen_sentence(

@@ -131,7 +131,7 @@ def judge_in_looks(pairs: Sequence[Pair]) -> list[Verdict]:
         seen = [_at_look(pair, num_seeds) for pair in pairs]
         for index, verdict in enumerate(verdicts):
             if verdict.is_decided:
-                seen[index] = replace(seen[index], obstacle="it was decided at an earlier look")
+                seen[index] = replace(seen[index], obstacle="it was decided with fewer seeds")
         judged = judge(seen, error)
         # An incomplete look keeps the verdict of the look before, if any.
         verdicts = [
@@ -151,7 +151,7 @@ def _at_look(pair: Pair, num_seeds: int) -> Pair:
     )
     if pair.obstacle or len(kept) == num_seeds:
         return at_look
-    return replace(at_look, obstacle=f"a look takes {num_seeds} common seeds, and there are {len(kept)}")
+    return replace(at_look, obstacle=f"an interim test takes {num_seeds} common seeds, and there are {len(kept)}")
 
 
 def next_look(verdict: Verdict) -> int | None:

@@ -53,8 +53,8 @@ class Figure:
     settings: dict[str, Any]
     """The axes, without PER_RUN."""
     values: dict[int, float]
-    """Value by seed. A diverged seed counts as chance, or as the budget of steps, if the row names them; a seed that
-    did not reach its goal counts as the budget."""
+    """Value by seed. A diverged seed counts as chance if its row names that; a seed that did not reach its goal has
+    none."""
     mean: float | None
     low: float | None
     """95 % interval over seeds, within 0..1 for accuracies; for a single seed, the interval of its row if any."""
@@ -138,13 +138,21 @@ class Figure:
 
     @property
     def partly(self) -> str:
-        """Seeds without a number of their own: "3 of 5 seeds", "2 at chance of 5 seeds"."""
+        """Seeds without a number of their own: "3 of 5 seeds", "2 at chance of 5 seeds", "not reached by 2 of 5"."""
         num_ok, num_seeds = self.statuses.get("ok", 0), sum(self.statuses.values())
         if num_ok == num_seeds:
             return ""
-        level = "the budget" if "budget" in self.settings else "chance"
-        counted = f"{num_seeds - num_ok} at {level}" if len(self.values) == num_seeds else f"{num_ok}"
+        if "not_reached" in self.statuses:
+            return f"not reached by {num_seeds - num_ok} of {num_seeds} seeds"
+        counted = f"{num_seeds - num_ok} at chance" if len(self.values) == num_seeds else f"{num_ok}"
         return f"{counted} of {num_seeds} seeds"
+
+    @property
+    def lack(self) -> str:
+        """Say why there is no number: "not reached (3 of 3 seeds)", "out of memory"."""
+        if [*self.statuses] == ["not_reached"]:
+            return f"not reached ({self.statuses['not_reached']} of {self.statuses['not_reached']} seeds)"
+        return " and ".join(status.replace("_", " ") for status in self.statuses)
 
     @property
     def num_diverged(self) -> int:
@@ -304,10 +312,8 @@ def _alike(group: Sequence[ResultRow], column: str) -> Any:
 
 
 def _counted(measurement: Measurement) -> float | None:
-    """Return the value; for a diverged seed chance or the budget, for a goal not reached the budget."""
-    levels = {"diverged": ("chance", "budget"), "not_reached": ("budget",)}.get(measurement.status, ())
-    counted = (measurement.settings[name] for name in levels if name in measurement.settings)
-    return next(counted, measurement.value)
+    """Return the value; for a diverged seed chance, if its row names it."""
+    return measurement.settings.get("chance") if measurement.status == "diverged" else measurement.value
 
 
 def _over_seeds(
@@ -356,8 +362,7 @@ def _what(row: ResultRow) -> str:
 def _measurement(figure: Figure) -> Measurement:
     num_seeds, num_ok, reason = sum(figure.statuses.values()), figure.statuses.get("ok", 0), figure.reason
     if num_ok and len(figure.values) > num_ok:
-        level = "the budget" if "budget" in figure.settings else "chance"
-        reason = f"{num_seeds - num_ok} of {num_seeds} seeds count as {level}: {reason}"
+        reason = f"{num_seeds - num_ok} of {num_seeds} seeds count as chance: {reason}"
     elif num_ok and num_ok < num_seeds:
         reason = f"over {num_ok} of {num_seeds} seeds: {reason}"
     return Measurement(

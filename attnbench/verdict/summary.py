@@ -14,7 +14,7 @@ import yaml
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
-from attnbench.results.tables import NOTHING, Headline
+from attnbench.results.tables import Headline
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 from attnbench.verdict.axes import grouped, is_chance
@@ -48,14 +48,6 @@ class Entry:
     is_best: bool = False
     solved: str = ""
     """Seeds that solve the task, "12 of 12 solved", if this score decides it."""
-
-    @property
-    def text(self) -> str:
-        if self.figure is None:
-            return NOTHING
-        if self.figure.mean is None:
-            return next(iter(self.figure.statuses)).replace("_", " ")
-        return f"{self.figure.number} ({self.figure.partly})" if self.figure.partly else self.figure.number
 
     @property
     def is_solved(self) -> bool:

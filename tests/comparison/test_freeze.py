@@ -364,7 +364,7 @@ def test_a_plan_that_was_frozen_before_its_first_score_says_so(scored_plan):
     assert said in published
     # The answer stands before the numbers, and with it what it could have found and what came out of the control.
     answer = published.partition("\n|")[0]
-    assert "\n- Noise floor: " in answer
+    assert "\n- Detectable: " in answer
     assert "\n- Control: softmax against itself under other seeds " in answer
     assert frozen(target) == frozen(scored_plan)
     assert read_inputs(target).frozen == said

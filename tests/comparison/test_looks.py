@@ -66,7 +66,7 @@ def test_a_pair_gets_more_seeds_until_it_is_decided_or_has_had_all_looks():
     [cut_off] = judge_in_looks([pair(solved[:9])])
     assert (cut_off.outcome, cut_off.num_seeds, next_look(cut_off)) == ("undecided", 5, 10)
     [begun] = judge_in_looks([pair(solved[:3])])
-    assert (begun.outcome, begun.reason) == ("none", "a look takes 5 common seeds, and there are 3")
+    assert (begun.outcome, begun.reason) == ("none", "an interim test takes 5 common seeds, and there are 3")
 
 
 def test_the_looks_spend_the_error_of_the_family():

@@ -15,7 +15,7 @@ from attnbench.report.charts.style import _engine, to_svg
 from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
-from attnbench.report.sections.evaluations import position_section
+from attnbench.report.sections.evaluations import evaluation_section
 from attnbench.report.sections.learning import MAX_POINTS, MAX_TEXT, curve_section, rate_section, sample_section
 from attnbench.report.sections.tradeoffs import STEPS, tradeoffs
 from attnbench.results.metrics import DEFINITIONS, Primary
@@ -178,7 +178,7 @@ def test_scores_that_cost_the_same_are_a_table():
 
 
 def test_rates_have_a_dot_a_seed_a_ring_and_their_window(inputs, known):
-    section = rate_section(inputs.protocol.rates, known, list(SKILL))
+    section = rate_section(inputs, known, list(SKILL))
     picture = drawn(section)["rates-copy-width_64"]
     data = picture.spec["datasets"]
     assert len([d for d in data["dots"] if d["variant"] == "softmax"]) == 6
@@ -186,11 +186,14 @@ def test_rates_have_a_dot_a_seed_a_ring_and_their_window(inputs, known):
     assert len(data["lines"]) == 4 * len(SKILL) - 1
     assert picture.missing == "every seed diverged: linear at 0.1"
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
-    assert list(map(str, table.lines[0])) == ["softmax", "Copy, width 64", "0.01", "0.77", "0.031"]
+    found = {(line[0], line[1]): list(line[2:]) for line in table.lines}
+    assert found["softmax", "Copy, width 64"] == [
+        *("0.01", "the best of 0.003: 0.61, 0.01: 0.9, 0.03: 0.88, 0.1: 0.2", "0.77", "0.031")
+    ]
+    found_by = {key: line[1] for key, line in found.items()}
+    assert found_by["linear", "Copy, width 64"].endswith(", 0.1: diverged; at the edge of those tried")
     # A rate that was taken over has no curve.
-    tasks = [(line[0], line[1]) for line in table.lines]
-    assert ("linear", "Recall, width 64") not in tasks
-    assert rate_section([], known, []) is None
+    assert found_by["linear", "Recall, width 64"].startswith("that of width 128")
 
 
 def test_curves_have_a_line_a_seed_and_no_more_points_than_can_be_seen(inputs, summed, known):
@@ -214,8 +217,10 @@ def test_without_metrics_there_are_no_curves(experiment, summed, known, tmp_path
     assert curve_section(read_inputs(folder), summed, known, []) is None
 
 
-def test_positions_are_drawn_where_their_bucket_ends(summed):
-    (picture,) = drawn(position_section(summed, list(SKILL))).values()
+def test_positions_are_drawn_where_their_bucket_ends(inputs, summed):
+    of_it = [figure for figure in summed if figure.evaluation == "perplexity"]
+    found = drawn(evaluation_section(of_it, [], inputs.protocol, list(SKILL)))
+    picture = found["perplexity-nats_per_character-position_bucket"]
     points = [d["x"] for d in picture.spec["datasets"]["points"] if d["variant"] == "linear"]
     assert points == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 

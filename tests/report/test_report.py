@@ -35,7 +35,7 @@ from attnbench.report.blocks import (
     Sentences,
 )
 from attnbench.report.charts.looks import KNOWN, looks
-from attnbench.report.charts.pictures import picture, table_of_singles
+from attnbench.report.charts.pictures import picture
 from attnbench.report.charts.plots import chance_text, describe, missing_text, plots_of
 from attnbench.report.charts.style import to_png, to_svg
 from attnbench.report.inputs import about, read_inputs
@@ -43,10 +43,11 @@ from attnbench.report.page import pictures_of, write_report, write_sections
 from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.scores import score_table
-from attnbench.report.sections.surroundings import ACTIVATION, ALIKE, surroundings, surroundings_table
+from attnbench.report.sections.surroundings import ACTIVATION, equal_parts, surroundings, surroundings_table
 from attnbench.report.sections.words import (
     chances,
     devices,
+    listed,
     plain_answer,
     without_addresses,
 )
@@ -58,6 +59,7 @@ from attnbench.results.rows import ALL_SEEDS, DEVICE, MIXER_OPTIONS, Measurement
 from attnbench.results.tables import Table, TableCell
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
+from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import RATIO_NOTE, figures
 from attnbench.verdict.summary import headline_columns, summary
 
@@ -296,7 +298,7 @@ def test_it_can_be_read_without_seeing_it(page):
 def test_how_it_was_made_is_on_the_page(page):
     for text in (
         *("attnbench compare plan=demo", CORPUS, "Mixed commits. ", "00c0ffee0000", "5357fac305d1"),
-        *("2.12.0+cu130", "at the edge of its grid", "rate of width 128", "the process was killed by signal 9"),
+        *("2.12.0+cu130", "at the edge of those tried", "that of width 128", "the process was killed by signal 9"),
         *("Forward FLOPs a token", "models without these, such as recall’s", "loss is nan after 312 steps"),
         "150.2 GiB asked for, 139.8 GiB there",
     ):
@@ -304,10 +306,8 @@ def test_how_it_was_made_is_on_the_page(page):
 
 
 def test_an_accuracy_says_how_many_labels_are_behind_it(summed, report):
-    figure = next(own for own in of(summed, "recall", "accuracy") if own.item_low is not None)
-    number = sum([figure.num_samples] * len(figure.values))
-    assert number > 0
-    assert f"] of {number:,}" in report.read_text()
+    sizes = sorted({figure.num_samples for figure in of(summed, "recall", "accuracy") if figure.num_samples})
+    assert f"Each seed answers {listed(f'{size:,}' for size in sizes)} test items." in report.read_text()
 
 
 def test_every_plot_is_a_file_too(page, report):
@@ -387,12 +387,12 @@ def test_timings_of_several_sittings_are_said_to_be_and_are_in_no_order(tmp_path
 
     first, page = shown()
     assert not first.strip()
-    assert "is gated_deltanet" in page
+    assert re.search("Tokens/s at [^:]*: gated_deltanet ", page)
     for path in folder.glob("cells/1-throughput*/results/*.jsonl"):
         path.write_text(re.sub('"sitting": "[^"]+"', '"sitting": "2026-03-02T09:00:00.000+00:00"', path.read_text()))
     first, page = shown()
     assert first
-    assert "is softmax" in page
+    assert re.search("Tokens/s at [^:]*: softmax ", page)
 
 
 @pytest.mark.parametrize("slowed_ms", [41.0, 389.8])
@@ -451,11 +451,15 @@ def test_an_evaluation_that_declares_no_plots_is_drawn_along_its_axis_of_most_nu
 
 
 def test_a_few_seeds_that_are_not_tested_are_shown_seed_by_seed():
-    rows = [*rows_of("softmax", 0.5, 0.25, 0.75), *rows_of("linear", 0.5, 0.5, 0.125)]
+    rows = [*rows_of("softmax", 0.5, 0.25, 0.75), *rows_of("linear", 0.5, 0.5, 0.13)]
     given = answer(inputs_of(rows, ["softmax", "linear"], rank=[], descriptive=["Nothing is tested."]))
-    assert given["Descriptive"] == ["Nothing is tested."]
+    assert given["Not tested"] == ["Nothing is tested."]
     (line,) = given["Seed by seed"]
-    assert line.endswith("softmax 0.5, 0.25, 0.75; linear 0.5, 0.5, 0.125.")
+    assert line.endswith(
+        ": softmax 50 % (seeds 50, 25, 75); linear 38 % (50, 50, 13). Seeds of softmax overlap with those of linear."
+    )
+    apart = inputs_of([*rows_of("softmax", 0.8, 0.9), *rows_of("linear", 0.5, 0.7)], ["softmax", "linear"], rank=[])
+    assert answer(apart)["Seed by seed"][0].endswith("Every seed of softmax is better than any other variant’s.")
     assert not {"Better", "Equivalent", "Undecided"} & given.keys()
     many = [*rows_of("softmax", *[0.5] * 5), *rows_of("linear", *[0.25] * 5)]
     assert "Seed by seed" not in answer(inputs_of(many, ["softmax", "linear"], rank=[]))
@@ -465,8 +469,9 @@ def test_a_few_seeds_that_are_not_tested_are_shown_seed_by_seed():
 def test_what_is_not_ranked_is_said_without_a_winner(summed):
     (column,) = headline_columns(summed, "throughput")
     sentence = plain_answer(summed, column)
-    assert "measured, not ranked" in sentence
+    assert sentence.startswith("Tokens/s at ")
     assert "best" not in sentence
+    assert "seeds" not in sentence
 
 
 def test_a_processor_that_several_numbers_of_threads_ran_on_stands_once():
@@ -501,8 +506,9 @@ def test_an_evaluation_of_elsewhere_has_the_plots_that_the_comparison_recorded(t
 
 def test_settings_apart_from_the_axis_make_plots_of_their_own(summed):
     plots = plots_of(of(summed, "perplexity"), [("perplexity", "sequence_length")])
-    final = {"split": "test", "checkpoint": "final"}
-    assert [plot.fixed for plot in plots] == [final, {**final, "context": "full"}]
+    # Over all positions the same plot would stand beside it.
+    assert [plot.fixed for plot in plots] == [{"split": "test", "checkpoint": "final"}]
+    assert {figure.settings["context"] for figure in plots[0].figures} == {"full"}
     assert plots[0].positions == [256, 512, 1024, 2048]
     # Pairs and length go together, so neither splits the other's plot.
     (recall,) = plots_of(of(summed, "recall"), [("accuracy", "num_pairs")])
@@ -525,15 +531,11 @@ def test_lengths_at_one_batch_and_at_one_number_of_tokens_are_two_plots(summed):
     assert len({plot.name for plot in plots}) == 2
 
 
-def test_an_axis_with_one_value_makes_a_line_a_variant(summed):
+def test_an_axis_with_one_value_makes_no_second_plot(summed):
     own = [f for f in of(summed, "recall", "accuracy") if f.settings["num_pairs"] == 16]
     # The second axis has one value as well, and would show the same once more.
     (plot,) = plots_of(own, [("accuracy", "num_pairs"), ("accuracy", "sequence_length")])
     assert plot.title == "Accuracy, pairs 16"
-    table = table_of_singles([plot])
-    assert table.headers == ["Variant", "Accuracy, pairs 16"]
-    assert [line[0] for line in table.lines] == list(SKILL)
-    assert [str(line[1]).split(" ")[0] for line in table.lines] == [f.number for f in own]
 
 
 def test_an_interval_that_reaches_below_zero_begins_at_the_edge_of_a_logarithmic_plot(summed):
@@ -692,7 +694,12 @@ def around(variant, evaluation="recall", **options):
     return with_options(variant, evaluation, variant, options)
 
 
-def test_what_differs_around_the_mixers_is_a_sentence():
+def differing(*rows) -> list[str]:
+    line = equal_parts(rows, [], [])
+    return line.partition(" Different: ")[2].removesuffix(".").split("; ") if "Different" in line else []
+
+
+def test_what_differs_around_the_mixers_is_told_and_what_is_equal():
     rows = [
         around("softmax", rotary_theta=1e4, conv_size=4, heads=2),
         around("linear", conv_size=4, heads=2),
@@ -701,31 +708,47 @@ def test_what_differs_around_the_mixers_is_a_sentence():
         around("linear", "perplexity", rotary_theta=None, conv_size=0, gate=False),
         around("delta", "perplexity", conv_size=4, gate="silu"),
     ]
-    assert surroundings(rows) == [
-        "In recall the variants differ in rotary_theta (10,000: softmax; has none: linear, delta).",
-        "In perplexity the variants differ in rotary_theta (10,000: softmax; none: linear; has none: delta); "
-        "conv_size (0: softmax, linear; 4: delta); gate (off: softmax, linear; silu: delta).",
-    ]
-    assert surroundings(rows[1:3]) == [ALIKE]
-    many = [around("m0"), *(around(f"m{n}", conv_size=4 if n < 3 else 2) for n in range(1, 7))]
-    assert surroundings(many) == ["The variants differ in conv_size (4: m1, m2; has none: m0; 2: all others)."]
+    assert differing(*rows) == ["rotary positions", "convolution", "gate"]
+    # An option that one mixer alone has is no difference.
+    assert differing(*rows[1:3]) == []
+    assert "around each mixer convolution (4)" in equal_parts(rows[1:3], [], [])
     # A part that a mixer has not differs from one that is switched on, not from one that is off.
     bare = around("softmax")
-    assert "output_norm (on: linear; has none: softmax)" in surroundings([around("linear", output_norm=True), bare])[0]
-    assert surroundings([around("linear", output_norm=False), bare]) == [ALIKE]
-    # A variant that another evaluation has besides joins the sentence; one that is another there parts them.
-    flash, delta = around("flash", "memory", conv_size=0), around("delta", "memory", conv_size=4, gate="silu")
-    (joined,) = surroundings([*rows[3:], flash, delta])
-    assert "rotary_theta (10,000: softmax; none: linear; has none: delta, flash)" in joined
-    apart = surroundings([*rows[3:], flash, around("delta", "memory", conv_size=2, gate="silu")])
-    assert [it.partition(" the ")[0] for it in apart] == ["In perplexity", "In memory"]
+    assert differing(around("linear", output_norm=True), bare) == ["output norm"]
+    assert differing(around("linear", output_norm=False), bare) == []
     # A hybrid has the options of all its mixers.
     rotated, plain = {"rotary_theta": 1e4, "conv_size": 4}, {"rotary_theta": None, "conv_size": 4}
     both = with_options("both", "recall", "both", plain, rotated)
-    (told,) = surroundings([around("softmax", **rotated), around("delta", **plain), both])
-    assert "rotary_theta (10,000: softmax; none: delta; none and 10,000: both)" in told
+    table = surroundings_table([around("softmax", **rotated), around("delta", **plain), both])
+    assert table is not None
+    assert [line[:3] for line in table.lines] == [
+        *(["both", "recall", "none and 10,000"], ["delta", "recall", "none"], ["softmax", "recall", "10,000"])
+    ]
     assert surroundings([row()]) == []
     assert surroundings_table([row()]) is None
+
+
+def test_what_is_equal_of_trainings_is_told():
+    def sized(variant, seed, parameters):
+        it = row(variant, seed)
+        return dataclasses.replace(it, identity=dataclasses.replace(it.identity, parameters=parameters))
+
+    def rate(variant, chosen, grid):
+        return Choice(
+            variant=variant, evaluation="copy", settings={}, grid=grid, scores={}, chosen=chosen, at_edge=False
+        )
+
+    same = [sized("a", 0, 1000), sized("b", 0, 1006)]
+    given = [rate("a", 0.1, [0.1]), rate("b", 0.1, [0.1])]
+    assert equal_parts(same, [], given) == (
+        "data; budget of steps; seeds; learning rate (not searched); parameters (within 0.6 %)."
+    )
+    other = [*same, sized("b", 1, 1500)]
+    searched = [rate("a", 0.1, [0.1, 0.2]), rate("b", 0.2, [0.1, 0.2])]
+    assert equal_parts(other, [], searched) == (
+        "data; budget of steps; search of the learning rate. Different: seeds; parameters (within 50 %)."
+    )
+    assert "Different: learning rate (not searched)" in equal_parts(same, [], [given[0], rate("b", 0.2, [0.2])])
 
 
 def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
@@ -735,22 +758,22 @@ def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
         with_options("mamba3", "recall", "Mamba3", {"conv_size": 4}),
         with_options("retnet", "recall", "RetNet", {"conv_size": 4, "value_expansion": 2}),
     ]
-    differ, undone, expansion = surroundings(rows)
-    assert f"{ACTIVATION} (none: softmax, retnet; silu: delta, mamba3)" in differ
+    undone, expansion = surroundings(rows)
+    assert ACTIVATION in differing(*rows)
     assert undone == f"conv_size (4) undoes the mixer of mamba3: {Mamba3.undone_by['conv_size']}."
     assert expansion.startswith("value_expansion is 1 for delta, where the mixer's paper has 2")
     # Without a convolution Mamba-3 has no activation either, and nothing undoes it.
     bare = [with_options(name.lower(), "recall", name, {"conv_size": 0}) for name in ("Mamba3", "Softmax")]
-    assert surroundings(bare) == [ALIKE]
+    assert surroundings(bare) == differing(*bare) == []
     hybrid = with_options("both", "recall", "Mamba2+Softmax", {"conv_size": 4})
-    assert f"{ACTIVATION} (silu and none: both; none: softmax)" in surroundings([hybrid, rows[0]])[0]
-    table = surroundings_table([*rows, with_options("softmax", "copy", "Softmax", {"conv_size": 4})])
+    table = surroundings_table([*rows, hybrid, with_options("softmax", "copy", "Softmax", {"conv_size": 4})])
     assert table is not None
     assert table.headers[:4] == ["Variant", "In", "rotary theta", "conv size"]
-    assert table.headers[-1] == ACTIVATION
-    shown = {line[0]: [*line[1:4], line[-1]] for line in table.lines}
+    assert table.headers[-2:] == [ACTIVATION, "value expansion"]
+    shown = {line[0]: [*line[1:4], line[-2]] for line in table.lines}
     assert shown["softmax"] == ["recall and copy", "has none", "4", "none"]
     assert shown["delta"] == ["recall", "has none", "4", "silu"]
+    assert shown["both"][-1] == "silu and none"
 
 
 def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs):
@@ -775,7 +798,7 @@ def test_the_answer_of_a_plan_that_was_cut_off_begins_by_saying_so(inputs):
 def test_scores_beyond_the_trained_length_are_in_the_answer(inputs):
     beyond = answer(inputs)["Beyond training"]
     assert beyond[0].startswith("Perplexity at 2,048 characters, 8 times the trained length: ")
-    assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 0.")
+    assert beyond[1].startswith("Copying 100 symbols, 2 times the trained length: softmax 40 %, gated_deltanet 34 %, ")
     # The best first.
     assert beyond[0].index("gated_deltanet") < beyond[0].index("softmax")
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from made_rows import row
 
-from attnbench.report.sections.answer import by_state
+from attnbench.report.sections.answer import LEFT_OUT, by_state
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import ResultRow
 from attnbench.verdict.costs import frontier, priced
@@ -123,14 +123,14 @@ def said(*rows: list[ResultRow], primary: Primary = RECALL) -> list[str]:
 
 
 def test_the_answer_says_it_a_sentence_a_setting():
-    ending = "Left out: variants at most 0.01 better than one with no more state, or than chance. By means, not tested."
     assert said(scored("one", 0.9, 100), scored("two", 0.95, 2000)) == [
-        f"Recall at pairs 4, width 64, most for its bytes of state: one 0.90 in 100; two 0.95 in 2,000. {ending}"
+        "Recall at pairs 4, width 64, most for its bytes of state: one 90 % in 100; two 95 % in 2,000.",
+        LEFT_OUT,
     ]
     of_widths = scored("one", 0.9, 100), scored("one", 1.0, 400, width=128), scored("two", 0.8, 200, width=128)
     assert said(*of_widths) == [
-        "Recall at pairs 4, most for its bytes of state: one at width 64 0.90 in 100; one at width 128 1.00 in 400. "
-        + ending
+        "Recall at pairs 4, most for its bytes of state: one at width 64 90 % in 100; one at width 128 100 % in 400.",
+        LEFT_OUT,
     ]
     # Nothing to choose from, nothing that was learned, and no accuracy.
     assert said(scored("one", 0.9, 100), scored("two", 0.95, 100)) == []

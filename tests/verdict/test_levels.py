@@ -104,7 +104,7 @@ def test_verdicts_on_levels_are_unpaired_and_in_doublings():
     assert better.endswith(" than c, more than 0.5 doublings.")
     assert lines["Equivalent"][0].startswith("b and c: ladder_recall ")
     assert lines["Equivalent"][0].endswith(", within 0.5 doublings.")
-    assert lines["Noise floor"][0].endswith(" doublings.")
+    assert lines["Detectable"][0].endswith(" doublings.")
 
 
 @pytest.mark.parametrize(("mean", "where"), [(5.95, "ceiling"), (0.05, "floor")])

@@ -11,12 +11,12 @@ from attnbench.report.sections import words
 from attnbench.report.sections.scores import score_table, summary_table
 from attnbench.report.terminal import print_comparison
 from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
-from attnbench.results.tables import to_markdown
+from attnbench.results.tables import NOTHING, to_markdown
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF
 from attnbench.verdict.seeds import figures, to_rows
 from attnbench.verdict.statistics import share_interval
-from attnbench.verdict.summary import Entry, evaluation_class, headline_columns, summary, verdicts_of
+from attnbench.verdict.summary import evaluation_class, headline_columns, summary, verdicts_of
 
 TEST_OF_BEST = {"split": "test", "checkpoint": "best", "sequence_length": 256}
 
@@ -62,18 +62,19 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     figure = one([row(value=0.9, settings=settings), row(seed=1, value=None, settings=settings, of=diverged)])
     assert (figure.values, figure.num_diverged) == ({0: 0.9, 1: 0.04}, 1)
     assert figure.mean == pytest.approx(0.47)
-    # So do the steps to a threshold as the budget, also of a seed that never got there; what is solved is a share.
+    # Steps to a threshold have no number where it was never reached; what is solved is a share.
     late = {"status": "not_reached", "reason": "selection was not 0.95"}
     given = {"metric": "steps_to_95", "settings": {"budget": 1500}}
     lost = [row(seed=1, value=None, of=diverged, **given), row(seed=2, value=None, of=late, **given)]
-    assert one([row(value=300, **given), *lost]).values == {0: 300, 1: 1500, 2: 1500}
-    assert one(lost).mean is None
+    some = one([row(value=300, **given), *lost])
+    assert (some.values, words.outcome(some)) == ({0: 300}, "300 (not reached by 2 of 3 seeds)")
+    assert words.outcome(one(lost)) == "diverged and not reached"
+    assert words.outcome(one(lost[1:])) == "not reached (1 of 1 seeds)"
     solved = one([row(metric="solved", value=int(seed < 4), seed=seed) for seed in range(5)])
     assert (solved.mean, solved.low, solved.high) == pytest.approx((0.8, 0.2836, 0.9949), abs=1e-4)
     # Rows of nats that name no chance: what diverged has no number, and no verdict.
     lost = one([row(metric="nats_per_character", value=None, settings={"length": 50}, of=diverged)])
     assert (lost.values, lost.obstacle) == ({}, "diverged at 1 of 1 seeds")
-    assert Entry(figure=figure).text == "0.470 (1 at chance of 2 seeds)"
     assert words.outcome(figure) == "0.5 (1 at chance of 2 seeds)"
     assert words.outcome(one(rows_of("softmax", 0.5, None, 0.7))) == "0.60 (2 of 3 seeds)"
 
@@ -176,7 +177,10 @@ def headers(content):
 
 
 def texts(content):
-    return {variant: [entry.text for entry in entries] for variant, entries in content.lines.items()}
+    return {
+        variant: [words.outcome(it.figure, in_table=True) if it.figure else NOTHING for it in entries]
+        for variant, entries in content.lines.items()
+    }
 
 
 def test_the_summary_marks_who_is_better_than_all_others_at_the_primary_metric_alone():

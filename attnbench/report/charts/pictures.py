@@ -1,4 +1,4 @@
-"""Plots as pictures, or as a table if they have a single position."""
+"""Plots as pictures."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from attnbench.report.charts.marks import Axis, Datum, Drawing, position_axis, v
 from attnbench.report.charts.plots import Plot, chance_text, describe, missing_text, share
 from attnbench.report.charts.vega import draw, draw_bars
 from attnbench.report.sections import words
-from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.seeds import Figure
 
@@ -19,23 +19,6 @@ def picture(plot: Plot, variants: Sequence[str]) -> Picture:
     legend = f"dashed: {chance_text(plot)}" if plot.chance() else ""
     given = {"name": plot.name, "title": plot.title, "legend": legend, "missing": missing_text(plot)}
     return Picture(spec=spec, description=describe(plot), **given)
-
-
-def table_of_singles(plots: Sequence[Plot]) -> Table:
-    labels = dict.fromkeys(figure.label for plot in plots for figure in plot.figures)
-    lines = [
-        [label, *(_single(next((f for f in plot.figures if f.label == label), None)) for plot in plots)]
-        for label in labels
-    ]
-    title = "; ".join(plot.title for plot in plots)
-    return Table(title=title, headers=["Variant", *(plot.title for plot in plots)], lines=lines)
-
-
-def _single(figure: Figure | None) -> str | TableCell:
-    if figure is None:
-        return NOTHING
-    notes = tuple(filter(None, (figure.spread, figure.without)))
-    return TableCell(text=words.outcome(figure, in_table=True), notes=notes, mark="lost" if figure.mean is None else "")
 
 
 def _drawing(plot: Plot) -> Drawing:

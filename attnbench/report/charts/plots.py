@@ -152,6 +152,10 @@ def _plots(figures: Sequence[Figure], metric: str, axis: str) -> list[Plot]:
     if not shown:
         return []
     names = _telling(shown, axis)
+    if "context" in names:
+        # Over all positions, the first of which have hardly a context, a plot would look alike; tables have both.
+        shown = [figure for figure in shown if "context" in figure.settings]
+        names = _telling(shown, axis)
     groups = _grouped(shown, names)
     several = [group for group in groups if _num_positions(group[1], axis) > 1]
     if axis == "sequence_length" and "batch_size" in names:

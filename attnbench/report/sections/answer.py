@@ -10,13 +10,13 @@ from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_number
-from attnbench.settings.schema import FEW_SEEDS, MAX_PAIRED
+from attnbench.settings.schema import MAX_PAIRED
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, frontier, priced, widths_of
-from attnbench.verdict.family import primary_figures
 from attnbench.verdict.ranking import Verdict, noise_floor
 from attnbench.verdict.rates import Choice
-from attnbench.verdict.seeds import Figure, same_models
+from attnbench.verdict.seeds import Figure, is_accuracy, same_models
+from attnbench.verdict.summary import Column, headline_columns
 
 if TYPE_CHECKING:
     # Imported here: it loads torch, and commands check their settings first.
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 FULL_LENGTHS = 8
 """Multiple of the trained length whose perplexity is in the answer."""
 
+LEFT_OUT = (
+    "Left out: variants better by no more than the margin than one with as little state, or than chance. By means, "
+    "not tested."
+)
 UNFINISHED = "The plan is not finished: verdicts are on the finished runs and may change."
 NO_PRIMARY = "Nothing is compared: no evaluation here has a primary metric, on which verdicts are based."
 NO_REFERENCE = "Nothing is compared: more than {} variants need a reference, which a plan names (plan.reference)."
@@ -36,7 +40,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     the answer."""
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
-    described = {"Descriptive": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
+    described = {"Not tested": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
     unscored = {} if protocol.descriptive else {"No verdict": [unscored_reason(inputs)]}
     lines = {
         **corpora_lines(verdicts),
@@ -44,7 +48,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
         **described,
         "Seed by seed": [] if protocol.rank or protocol.factors else seed_lines(inputs),
         **noise_lines(verdicts, in_looks=protocol.in_looks),
-        **beyond_training(inputs.figures),
+        **beyond_training(inputs.figures, inputs.primaries),
         "Bytes of state": by_state(inputs.figures, inputs.primaries),
         "Around the mixers": surroundings(inputs.rows),
     }
@@ -65,18 +69,24 @@ def sentences(inputs: "Inputs") -> list[str]:
 
 
 def seed_lines(inputs: "Inputs") -> list[str]:
+    """Return a sentence for each evaluation of few seeds and few variants: means and seeds of its hardest score."""
     lines = []
     for evaluation, primary in inputs.primaries.items():
         of_it = [figure for figure in inputs.figures if figure.evaluation == evaluation]
-        found = [*primary_figures(of_it, primary, [figure.variant for figure in of_it]).values()]
-        most = max((sum(figure.statuses.values()) for figure in found), default=0)
-        if 1 < most <= FEW_SEEDS and len(found) <= MAX_PAIRED:
-            shown = "; ".join(f"{it.label} {', '.join(map(format_number, it.values.values()))}" for it in found)
-            usual = ("split", "checkpoint", "context")
-            place = words.where({name: value for name, value in found[0].settings.items() if name not in usual})
-            name = words.metric_name(primary.metric)
-            lines.append(f"{', '.join(filter(None, (words.heading(evaluation), name, place)))}: {shown}.")
+        column = primary_column(of_it, primary)
+        taken = [figure for figure in of_it if column is not None and column.takes(figure)]
+        if column is not None and len(taken) <= MAX_PAIRED and any(figure.is_of_few for figure in taken):
+            lines.append(words.plain_answer(taken, column, primary))
     return lines
+
+
+def primary_column(figures: Sequence[Figure], primary: Primary) -> Column | None:
+    """Return the hardest column of an evaluation that its primary metric judges."""
+    columns = headline_columns(figures, figures[0].evaluation) if figures else []
+    judged = [
+        it for it in columns if it.judged_by == primary.metric and primary.settings.items() <= it.settings.items()
+    ]
+    return max(judged, key=lambda column: primary.hardness(column.settings), default=None)
 
 
 def edge_lines(rates: Sequence[Choice]) -> list[str]:
@@ -91,40 +101,40 @@ def edge_lines(rates: Sequence[Choice]) -> list[str]:
 def noise_lines(verdicts: Sequence[Verdict], *, in_looks: bool = False) -> dict[str, list[str]]:
     noise = noise_floor([verdict.pair for verdict in verdicts], in_looks=in_looks)
     lead = "Smallest differences detectable with 80 % power, for the median pair and the worst pair"
-    return {"Noise floor": [f"{lead}: {'; '.join(map(words.noise_sentence, noise))}."]} if noise else {}
+    return {"Detectable": [f"{lead}: {'; '.join(map(words.noise_sentence, noise))}."]} if noise else {}
 
 
-def beyond_training(figures: Sequence[Figure]) -> dict[str, list[str]]:
+def beyond_training(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> dict[str, list[str]]:
     of_text = [name for name in dict.fromkeys(f.evaluation for f in figures) if split_name(name)[0] == "perplexity"]
-    on_each = [_perplexity_beyond([f for f in figures if f.evaluation == name], name) for name in of_text]
-    sentences = [text for text in (*on_each, _copying_beyond(figures)) if text]
+    on_each = [_perplexity_beyond([f for f in figures if f.evaluation == it], it, primaries.get(it)) for it in of_text]
+    sentences = [text for text in (*on_each, _copying_beyond(figures, primaries.get("copy"))) if text]
     return {"Beyond training": sentences} if sentences else {}
 
 
 def by_state(figures: Sequence[Figure], primaries: Mapping[str, Primary]) -> list[str]:
+    """Name the variants that score most for their bytes of state, by means; see `frontier`."""
     sentences = []
     for evaluation, primary in primaries.items():
         for points in priced(figures, evaluation, primary, "state_bytes") if primary.higher_is_better else ():
             found = frontier(points, primary)
             if found and len({point.price for point in points}) > 1:
                 sentences.append(_most_for_its_state(evaluation, primary, found, has_widths=bool(widths_of(points))))
-    return sentences
+    return [*sentences, LEFT_OUT] if sentences else []
 
 
 def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Priced], *, has_widths: bool) -> str:
     skipped = ("split", *([WIDTH] if has_widths else []))
     place = words.where({name: value for name, value in found[0].score.settings.items() if name not in skipped})
     names = [f"{it.score.label}{f' at width {it.score.settings[WIDTH]}' if has_widths else ''}" for it in found]
-    # Two digits show the margin; fewer would follow from an interval over few seeds.
-    parts = [f"{name} {it.value:.2f} in {words.outcome(it.cost)}" for name, it in zip(names, found, strict=True)]
-    return (
-        f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}. "
-        f"Left out: variants at most {primary.margin:g} better than one with no more state, or than chance. By means, "
-        "not tested."
-    )
+    unit = " %" if is_accuracy(primary.metric) else ""
+    parts = [
+        f"{name} {words.score(it.score, primary)}{unit} in {words.outcome(it.cost)}"
+        for name, it in zip(names, found, strict=True)
+    ]
+    return f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}."
 
 
-def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:
+def _perplexity_beyond(figures: Sequence[Figure], evaluation: str, primary: Primary | None) -> str:
     trained = {figure.identity.seq_len for figure in figures}
     # Variants trained at several lengths have no common multiple.
     length = trained.pop() if len(trained) == 1 else None
@@ -143,10 +153,10 @@ def _perplexity_beyond(figures: Sequence[Figure], evaluation: str) -> str:
     reached = longest[0].settings["sequence_length"]
     symbols, times = words.symbols(figure.identity for figure in longest), format_number(reached / length)
     where = f"at {reached:,} {symbols}, {times} times the trained length"
-    return f"{words.heading(evaluation)} {where}: {_values(longest, descending=False)}."
+    return f"{words.heading(evaluation)} {where}: {_values(longest, primary)}."
 
 
-def _copying_beyond(figures: Sequence[Figure]) -> str:
+def _copying_beyond(figures: Sequence[Figure], primary: Primary | None) -> str:
     copied = [figure for figure in figures if (figure.evaluation, figure.metric) == ("copy", "symbol_accuracy")]
     trained = max((f.settings["length"] for f in copied if not f.settings.get("beyond_training")), default=0)
     beyond = [figure for figure in copied if figure.settings.get("beyond_training")]
@@ -155,7 +165,7 @@ def _copying_beyond(figures: Sequence[Figure]) -> str:
     length = min((figure.settings["length"] for figure in beyond), key=lambda length: abs(length - 2 * trained))
     at_length = [figure for figure in beyond if figure.settings["length"] == length]
     times = f"{format_number(length / trained)} times the trained length"
-    return f"Copying {length:,} symbols, {times}: {_values(at_length, descending=True)}."
+    return f"Copying {length:,} symbols, {times}: {_values(at_length, primary)}."
 
 
 def _longest(figures: Sequence[Figure], axis: str) -> list[Figure]:
@@ -165,6 +175,9 @@ def _longest(figures: Sequence[Figure], axis: str) -> list[Figure]:
     return [figure for figure in full or longest if figure.settings == (full or longest)[0].settings]
 
 
-def _values(figures: Sequence[Figure], *, descending: bool) -> str:
-    ordered = words.by_mean(figures, descending=descending)
-    return ", ".join(f"{figure.label} {words.outcome(figure)}" for figure in ordered)
+def _values(figures: Sequence[Figure], primary: Primary | None) -> str:
+    is_share = is_accuracy(figures[0].metric)
+    ordered = words.by_mean(figures, descending=is_share)
+    return ", ".join(
+        f"{it.label} {words.score(it, primary)}{' %' * (is_share and it.mean is not None)}" for it in ordered
+    )

@@ -22,9 +22,9 @@ USUAL = ("split", "checkpoint", "context")
 GAP = 8
 
 ABOUT = (
-    "A line is the interval of a variant’s difference at its Holm level; it excludes 0, the dashed line, if one of "
-    "the two is better. The upright ticks are the margin within which two are equivalent, which is tested "
-    "separately."
+    "A line is the interval of a variant’s difference, adjusted for the number of tests; it excludes 0, the dashed "
+    "line, if one of the two is better. The upright ticks are the margin, the largest difference that does not matter: "
+    "that two variants are equivalent within it is tested separately."
 )
 
 

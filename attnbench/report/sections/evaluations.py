@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from attnbench.report.blocks import Block, Examples, Folded, Note, Pictures, Section
-from attnbench.report.charts.pictures import picture, table_of_singles
+from attnbench.report.charts.pictures import picture
 from attnbench.report.charts.plots import plots_of
 from attnbench.report.inputs import Protocol, about
 from attnbench.report.sections import words
+from attnbench.report.sections.answer import primary_column
 from attnbench.report.sections.examples import examples
 from attnbench.report.sections.scores import outcome_of
 from attnbench.results.corpora import has_authors
@@ -15,21 +16,19 @@ from attnbench.results.numbers import format_interval, format_within
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import RATIO_NOTE, Figure, same_models, sittings_lead
-from attnbench.verdict.summary import headline_columns
-
-POSITION = "position_bucket"
+from attnbench.verdict.seeds import RATIO_NOTE, Figure, is_accuracy, same_models, sittings_lead
+from attnbench.verdict.summary import headline_columns, primary_metrics
 
 HOW_JUDGED = (
-    "Verdicts are on the primary metric of each evaluation only: paired by seed, Student’s test for nats, a sign-flip "
-    "permutation test for accuracies, Holm-adjusted over all pairs and metrics at 0.05. The interval of a difference "
-    "is that of its test at its Holm level. Equivalent: two one-sided tests within the margin. All else is descriptive."
+    "Verdicts are on one metric of each evaluation: paired by seed, Student’s test for nats, a sign-flip permutation "
+    "test for accuracies. The error is 0.05 over all pairs and metrics (Holm), for intervals of differences too. "
+    "Equivalent: two one-sided tests find a difference within the margin, the largest that does not matter. Nothing "
+    "else is tested."
 )
 HOW_INTERVALS = (
-    "Brackets after scores are 95 % intervals over seeds, Student’s or, for shares, Clopper and Pearson’s; for timings "
-    "of a single process, the 20th and 80th percentiles; for an exponent of growth, one standard error either way. "
-    "After accuracies, and after any score of at most four seeds, come the lowest and the highest seed; after "
-    "accuracies also how many seeds solve the task. A diverged seed counts as chance."
+    "Below each table of numbers stands what its brackets are: an interval over seeds is Student’s or, for shares, "
+    "Clopper and Pearson’s; accuracies, and any score of at most four seeds, have the lowest and the highest seed. A "
+    "diverged seed counts as chance."
 )
 
 
@@ -38,18 +37,18 @@ def evaluation_section(
 ) -> Section:
     evaluation = figures[0].evaluation
     described = about(evaluation, protocol)
-    # Positions in the window have a section of their own.
-    plots = [plot for plot in plots_of(figures, described.plots) if plot.axis != POSITION]
-    singles = [plot for plot in plots if len(plot.positions) == 1 and not plot.is_whole]
-    drawn = [plot for plot in plots if plot not in singles]
-    blocks: list[Block] = sittings_note(sittings_lead((words.metric_name(it.metric, it.unit), it) for it in figures))
-    if not verdicts and (columns := headline_columns(figures, evaluation)):
-        blocks.append(Note(words.plain_answer(figures, columns[0]), kind="lead"))
+    drawn = [plot for plot in plots_of(figures, described.plots) if len(plot.positions) > 1 or plot.is_whole]
+    lead = sittings_lead((words.metric_name(it.metric, it.unit), it) for it in figures)
+    blocks: list[Block] = [Note(lead, kind="callout")] if lead else []
+    primary = None if verdicts else primary_metrics([evaluation]).get(evaluation)
+    column = next(iter(headline_columns(figures, evaluation)), None)
+    column = (primary_column(figures, primary) if primary is not None else None) or column
+    if not verdicts and column is not None:
+        blocks.append(Note(f"{words.plain_answer(figures, column, primary)} Not tested.", kind="lead"))
     blocks += [Note(words.capitalized(described.purpose), kind="about")] if described.purpose else []
     blocks += [Examples(shown)] if (shown := examples(described.example)) else []
     blocks += [Pictures([picture(plot, variants) for plot in drawn])] if drawn else []
-    blocks += [table_of_singles(singles)] if singles else []
-    blocks += _details(figures, is_open=not plots)
+    blocks += _details(figures, is_open=not drawn)
     blocks += [_comparisons(verdicts)] if verdicts else []
     blocks += _definitions(figures)
     return Section(title=words.heading(evaluation), evaluation=evaluation, blocks=blocks)
@@ -64,23 +63,6 @@ def evaluation_sections(
     ]
 
 
-def position_section(figures: Sequence[Figure], variants: Sequence[str]) -> Section | None:
-    located = [figure for figure in figures if POSITION in figure.settings]
-    pairs = dict.fromkeys((figure.evaluation, figure.metric) for figure in located)
-    plots = [
-        plot
-        for evaluation, metric in pairs
-        for plot in plots_of([figure for figure in located if figure.evaluation == evaluation], [(metric, POSITION)])
-    ]
-    pictures = Pictures([picture(plot, variants) for plot in plots if len(plot.positions) > 1])
-    text = f"A mark counts the {AXES[POSITION]}."
-    return Section(title="By position", blocks=[Note(text), pictures]) if pictures.shown else None
-
-
-def sittings_note(text: str) -> list[Block]:
-    return [Note(text, kind="callout")] if text else []
-
-
 def _definitions(figures: Sequence[Figure]) -> list[Folded]:
     metrics = {figure.metric: words.metric_name(figure.metric, figure.unit) for figure in figures}
     axes = dict.fromkeys(axis for figure in figures for axis in figure.settings)
@@ -91,12 +73,13 @@ def _definitions(figures: Sequence[Figure]) -> list[Folded]:
 
 
 def summary_notes(protocol: Protocol) -> list[Note]:
-    others = [name for name in protocol.variants if name not in protocol.rank]
+    others = [name for name in protocol.variants if name not in protocol.rank] if protocol.rank else []
     parts = [f"Shown, not ranked: {words.listed(others)}."] if others else []
     parts += [f"{line}: one model, run once." for line in same_models(protocol.shared)]
     if protocol.reference is not None:
         parts.append(f"All others are compared with {protocol.reference} only, so only it could be best of all.")
-    return [Note(f"{HOW_JUDGED} {HOW_INTERVALS}"), *([Note(" ".join(parts))] if parts else [])]
+    judged = f"{HOW_JUDGED} " * bool(protocol.rank)
+    return [Note(judged + HOW_INTERVALS), *([Note(" ".join(parts))] if parts else [])]
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -137,8 +120,25 @@ def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
 def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count: str, *, is_open: bool) -> Folded:
     variants = list(dict.fromkeys(variant for by_variant in lines.values() for variant in by_variant))
     body = [[name, *(_value(by_variant.get(variant)) for variant in variants)] for name, by_variant in lines.items()]
-    table = Table(title=title, headers=[header, *variants], lines=body)
+    shown = [figure for by_variant in lines.values() for figure in by_variant.values()]
+    table = Table(title=title, headers=[header, *variants], lines=body, notes=_brackets(shown))
     return Folded(title, count, table, is_open)
+
+
+def _brackets(figures: Sequence[Figure]) -> list[str]:
+    """Say what the brackets of a table are, and how large the test is."""
+    kinds = {words.interval_name([it]): "(…)" if it.has_range else "[…]" for it in figures if it.spread}
+    told = [f"{bracket}: {kind}." for kind, bracket in kinds.items()]
+    sizes = {it.num_samples for it in figures if it.num_samples and is_accuracy(it.metric)}
+    told += [f"Each seed answers {words.listed(f'{size:,}' for size in sorted(sizes))} test items."] if sizes else []
+    halves = [(it.item_high - it.item_low) / 2 for it in figures if it.unit == "nat" and it.item_low and it.item_high]
+    if halves:
+        whose = "authors" if has_authors(figures[0].identity.corpus) else "blocks of text"
+        told.append(
+            f"On another text of this length all variants would move together, by up to {max(halves):.2g} nats "
+            f"(95 % interval over {whose})."
+        )
+    return [" ".join(told)] if told else []
 
 
 def _place(figure: Figure) -> str:
@@ -151,15 +151,11 @@ def _value(figure: Figure | None) -> str | TableCell:
         return NOTHING
     if figure.mean is None:
         return TableCell(text=" ".join(filter(None, (words.outcome(figure), figure.without))), mark="lost")
-    items = format_interval(figure.item_low, figure.item_high)
-    blocks = "authors" if has_authors(figure.identity.corpus) else "blocks of text"
-    num_items = len(figure.values) * (figure.num_samples or 0)
     num_seeds = sum(figure.statuses.values())
     notes = (
         figure.spread,
-        items and (f"over {blocks} {items}" if figure.unit == "nat" else f"items {items} of {num_items:,}"),
         figure.without,
-        *(f"{words.status_name(n)} {count} of {num_seeds}" for n, count in figure.statuses.items() if n != "ok"),
+        *(f"{words.status_name(n)} {count} of {num_seeds}" for n, count in figure.statuses.items() if n == "diverged"),
     )
     return TableCell(text=words.outcome(figure, in_table=True), notes=notes)
 

@@ -6,15 +6,18 @@ from dataclasses import replace
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Scores, Section, Sentences
 from attnbench.report.inputs import Inputs
 from attnbench.report.sections import words
-from attnbench.report.sections.answer import UNFINISHED, unscored_reason
+from attnbench.report.sections.answer import UNFINISHED, seed_lines, unscored_reason
 from attnbench.report.sections.differences import difference_picture, seed_picture
 from attnbench.report.sections.scores import score_table, signs_note
+from attnbench.report.sections.surroundings import equal_parts
 from attnbench.report.sections.tradeoffs import cost_pictures
 from attnbench.report.sections.verdicts import first_sentences
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import TRAINING
 from attnbench.verdict.ranking import Verdict, common_reference
 from attnbench.verdict.summary import Summary, summary
+
+EQUAL = "Equal for all variants: "
 
 MANY_SCORES = 9
 """Most columns of the table of the first screen; with more, each metric of an evaluation has one, its hardest."""
@@ -27,14 +30,16 @@ def front(inputs: Inputs, verdicts: Sequence[Verdict], notes: Sequence[Block]) -
     scores = replace(scores, table=replace(scores.table, lead=""))
     pictures = front_pictures(inputs, verdicts)
     drawn = [Pictures(pictures)] if pictures else []
-    blocks: list[Block] = [*unfinished, Sentences(said), *lead, scores, *drawn, *notes]
+    equal = Note(equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates), heading=EQUAL)
+    blocks: list[Block] = [*unfinished, Sentences(said), equal, *lead, scores, *drawn, *notes]
     return Section(title="The answer", blocks=blocks, is_first=True)
 
 
 def first_answer(inputs: Inputs, verdicts: Sequence[Verdict]) -> tuple[list[str], Scores]:
     """Return the sentences of the first screen and its table."""
     content = narrowed(summary(inputs.figures, verdicts, inputs.protocol.variants))
-    said = first_sentences(verdicts) if verdicts else [*inputs.protocol.descriptive] or [unscored_reason(inputs)]
+    untested = inputs.protocol.descriptive or [unscored_reason(inputs)]
+    said = first_sentences(verdicts) if verdicts else [*untested, *seed_lines(inputs)]
     return said, Scores(score_table(content), signs_note(content, common_reference(verdicts)))
 
 

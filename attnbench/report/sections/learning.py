@@ -13,7 +13,7 @@ from attnbench.report.sections import words
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import DEFINITIONS, Primary
 from attnbench.results.rows import TRAINING, ResultRow, is_search
-from attnbench.results.tables import NOTHING, Table, TableCell
+from attnbench.results.tables import NOTHING, Table
 from attnbench.settings.errors import UserError
 from attnbench.settings.untrusted import read_object
 from attnbench.training.log import stream_metrics
@@ -31,25 +31,41 @@ MAX_TEXT = 1_000
 FEW = 5
 """With fewer validations, the curve of a language model of characters is its training loss."""
 
+ABOUT_SEARCH = (
+    "Mean validation scores, of seeds that are not scored afterwards: accuracy, or nats per character of language "
+    "models (lower is better). A dot is a seed, a line their mean, a ring the chosen rate."
+)
+
 WARM_SHARE = 0.1
 """Share of first steps whose loss may be above the plot."""
 
 
-def rate_section(rates: Sequence[Choice], primaries: Mapping[str, Primary], variants: Sequence[str]) -> Section | None:
-    """Draw scores by rate at the hardest searched task of each evaluation, and list the windows of all searches."""
-    searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
-    if not searched:
+def rate_section(inputs: Inputs, primaries: Mapping[str, Primary], variants: Sequence[str]) -> Section | None:
+    """Draw scores by rate at the hardest searched task of each evaluation; list all rates and how they were found."""
+    rates = inputs.protocol.rates or _used(inputs.rows)
+    if not rates:
         return None
+    searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
     pictures = []
     for evaluation, group in grouped(searched, lambda rate: rate.evaluation).items():
         primary = primaries.get(evaluation)
         hardest = max((it.settings for it in group), key=primary.hardness) if primary else group[0].settings
         pictures.append(_rate_picture([it for it in group if it.settings == hardest], variants))
-    about = (
-        "Validation scores of search seeds, which are not scored afterwards: a dot per seed, a line for their mean, a "
-        "ring around the chosen rate."
-    )
-    return Section(title="Learning rates", blocks=[Note(about), Pictures(pictures), _windows(searched)])
+    blocks: list[Block] = [Note(ABOUT_SEARCH), Pictures(pictures)] if pictures else []
+    return Section(title="Learning rates", blocks=[*blocks, _rates(rates, is_searched=bool(searched))])
+
+
+def _used(rows: Sequence[ResultRow]) -> list[Choice]:
+    """Return the rates of rows without the record of a comparison."""
+    found: dict[tuple[str, str, float], Choice] = {}
+    for row in rows:
+        settings, identity = row.measurement.settings, row.identity
+        rate = settings.get("learning_rate")
+        if rate is not None and not is_search(identity.seed):
+            named = {"variant": identity.variant, "evaluation": identity.evaluation, "chosen": rate}
+            choice = Choice(**named, settings={}, grid=[], scores={}, at_edge=bool(settings.get("rate_at_edge")))
+            found.setdefault((identity.variant, identity.evaluation, rate), choice)
+    return [*found.values()]
 
 
 def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
@@ -69,7 +85,7 @@ def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
     ]
     grid = sorted({value for rate in group for value in rate.grid})
     values = [datum["value"] for datum in (*lines, *dots)]
-    what = "nats per character" if _is_training(first.evaluation) else "selection"
+    what = "nats per character" if _is_training(first.evaluation) else "validation accuracy"
     task = words.where(first.settings)
     title = f"{words.task(first.evaluation)}: {what} by learning rate" + (f", {task}" if task else "")
     failed = [f"{rate.variant} at {name}" for rate in group for name, score in rate.scores.items() if score is None]
@@ -97,27 +113,38 @@ def _is_training(evaluation: str) -> bool:
     return split_name(evaluation)[0] == TRAINING
 
 
-def _windows(rates: Sequence[Choice]) -> Table:
+def _rates(rates: Sequence[Choice], *, is_searched: bool) -> Table:
+    """List the rates; variants with one rate of a task, found alike, share a line."""
+
     def written(value: float | None) -> str:
         return NOTHING if value is None else f"{value:.2g}"
 
-    lines = [
-        [
-            rate.variant,
-            ", ".join(filter(None, (words.task(rate.evaluation), words.where(rate.settings)))),
-            TableCell(
-                text=f"{rate.chosen:g}",
-                notes=("at the edge of its grid",) * rate.at_edge,
-                mark="warn" * rate.at_edge,
-            ),
-            written(rate.rate_window),
-            written(rate.rate_sensitivity),
-        ]
-        for rate in rates
-    ]
-    headers = ["Variant", "Task", "Chosen", "Rate window (decades)", "Rate sensitivity"]
-    notes = [f"Rate window: {DEFINITIONS['rate_window']}. Rate sensitivity: {DEFINITIONS['rate_sensitivity']}."]
-    return Table(title="Width and cost of the rates", headers=headers, lines=lines, num_labels=2, notes=notes)
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for rate in rates:
+        widths = [written(rate.rate_window), written(rate.rate_sensitivity)] if is_searched else []
+        lines.setdefault((*_rate_line(rate), *widths), []).append(rate.variant)
+    headers = ["Variant", "Task", "Rate", "Found by"]
+    notes = []
+    if is_searched:
+        headers += ["Rate window (decades)", "Rate sensitivity"]
+        defined = (f"{name.replace('_', ' ')}: {DEFINITIONS[name]}" for name in ("rate_window", "rate_sensitivity"))
+        notes = [f"{words.capitalized('; '.join(defined))}. {NOTHING}: not searched."]
+    cells = [[words.listed(names), *line] for line, names in lines.items()]
+    return Table(title="All rates", headers=headers, lines=cells, num_labels=4, notes=notes)
+
+
+def _rate_line(rate: Choice) -> tuple[str, str, str]:
+    """Return the task of a rate, the rate, and how it was found, with the mean validation scores of those tried."""
+    task = ", ".join(filter(None, (words.task(rate.evaluation), words.where(rate.settings))))
+    if rate.taken_from:
+        found = f"that of {words.where(rate.taken_from)}"
+    elif len(rate.grid) > 1:
+        scores = {**rate.after_an_epoch, **rate.scores}
+        shown = [f"{name}: {'diverged' if it is None else f'{it:.3g}'}" for name, it in scores.items()]
+        found = f"the best of {', '.join(shown)}"
+    else:
+        found = "no search: the only one given" if rate.grid else "not recorded"
+    return task, f"{rate.chosen:g}", f"{found}; at the edge of those tried" if rate.at_edge else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +169,7 @@ def curve_section(
         curves = [c for rows in trained if (c := _curve(inputs.folders[rows[0].identity.run], rows, is_text))]
         if curves:
             pictures.append(_curve_picture(evaluation, score, curves, variants))
-    about = "One line per seed. Probes: validation accuracy. Language models: loss in nats per character."
+    about = "One line per seed."
     return Section(title="Learning curves", blocks=[Note(about), Pictures(pictures)]) if pictures else None
 
 
@@ -199,7 +226,7 @@ def _curve_picture(
     late = [datum["value"] for datum in lines if datum["x"] >= WARM_SHARE * last]
     skipped = ("split", "length", "beyond_training")
     task = words.where({name: value for name, value in score[1].items() if name not in skipped}) if score else ""
-    title = f"{words.task(evaluation)}: {'selection' if score else 'nats per character'} by step"
+    title = f"{words.task(evaluation)}: {'validation accuracy' if score else 'nats per character'} by step"
     ends = [f"{c.variant} seed {c.seed} {c.values[-1]:.3g} after {c.steps[-1]:,} steps" for c in curves]
     drawing = Drawing(
         description=f"{title}; {'; '.join(ends[:20])}.",

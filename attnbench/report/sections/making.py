@@ -1,4 +1,4 @@
-"""The section on methods: budgets, learning rates, environments, failures."""
+"""The section on methods: budgets, environments, failures."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,15 +11,9 @@ from attnbench.report.sections import words
 from attnbench.report.sections.surroundings import surroundings_table
 from attnbench.results.rows import is_search
 from attnbench.results.tables import NOTHING, Table, TableCell
-from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure
 
 MODEL_SIZES = (*BUDGETS, "state_bytes")
-
-RATES_NOTE = (
-    "Below each rate is its mean validation score over seeds that are not scored afterwards: accuracy for probes, nats "
-    "per character (lower is better) for language models. A rate at the edge of its grid may not be the best."
-)
 
 
 def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Block]]:
@@ -27,7 +21,6 @@ def making_parts(inputs: Inputs, figures: Sequence[Figure]) -> dict[str, list[Bl
         "Protocol": [_protocol(inputs)],
         "Around the mixers": [table] if (table := surroundings_table(inputs.rows)) is not None else [],
         "Budgets achieved": _budgets(figures),
-        "Learning rates": _rates(inputs),
         "What has no number": _failures(inputs, figures),
         "What is missing": _missing(inputs),
         "Environments": _environments(inputs),
@@ -108,57 +101,11 @@ def _budget(value: float | None, first: float | None) -> TableCell:
     return TableCell(text=words.shown_value(round(value)), notes=notes)
 
 
-def _rates(inputs: Inputs) -> list[Block]:
-    if inputs.protocol.rates:
-        return [_recorded_rates(inputs.protocol.rates), Note(RATES_NOTE)]
-    used: dict[str, list[str | TableCell]] = {}
-    for row in inputs.rows:
-        settings, identity = row.measurement.settings, row.identity
-        if settings.get("learning_rate") is None or is_search(identity.seed):
-            continue
-        rate = f"{settings['learning_rate']:g}"
-        remark = _remark(bool(settings.get("rate_at_edge")))
-        key = json.dumps([identity.variant, identity.evaluation, rate])
-        used.setdefault(key, [identity.variant, identity.evaluation, remark, rate])
-    headers, lines = ["Variant", "Task", "Remark", "Rate"], list(used.values())
-    return [Table(title="Learning rates used", headers=headers, lines=lines, num_labels=3)] if lines else []
-
-
-def _recorded_rates(rates: Sequence[Choice]) -> Table:
-    grid = sorted({value for rate in rates for value in (*rate.grid, rate.chosen)})
-    lines = []
-    for rate in rates:
-        source = words.where(rate.taken_from or {})
-        task = _model(rate.evaluation, words.where(rate.settings))
-        cells = [_score(value, rate) for value in grid]
-        lines.append([rate.variant, task, _remark(rate.at_edge, source), *cells])
-    headers = ["Variant", "Task", "Remark", *(f"{value:g}" for value in grid)]
-    return Table(title="Learning rates chosen", headers=headers, lines=lines, num_labels=3)
-
-
-def _score(value: float, rate: Choice) -> str | TableCell:
-    name, notes = f"{value:g}", []
-    score = rate.scores.get(name, rate.after_an_epoch.get(name))
-    text = words.shown_value(score) if score is not None else NOTHING if value in rate.grid else ""
-    if name in rate.after_an_epoch and name not in rate.scores:
-        notes.append("one epoch")
-    if name in rate.solved:
-        notes.append(f"{rate.solved[name]} of {len(rate.seeds.get(name, []))} solved")
-    if value == rate.chosen:
-        notes.append("chosen")
-    return TableCell(text=text, notes=tuple(notes), mark="best" if value == rate.chosen else "") if notes else text
-
-
-def _remark(at_edge: bool, source: str = "") -> str | TableCell:
-    if source:
-        return f"rate of {source}"
-    return TableCell(text="at the edge of its grid", mark="warn") if at_edge else NOTHING
-
-
 def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for figure in figures:
-        status = next((status for status in figure.statuses if status != "ok"), None)
+        # A threshold that was not reached stands in the tables of numbers.
+        status = next((status for status in figure.statuses if status not in ("ok", "not_reached")), None)
         if status is not None:
             key = (figure.label, _model(figure.evaluation, words.where(figure.settings)), status, figure.reason)
             groups.setdefault(key, []).append(words.metric_name(figure.metric))

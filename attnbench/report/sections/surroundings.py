@@ -2,25 +2,29 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from attnbench.report.sections import words
-from attnbench.report.sections.verdicts import MANY
 from attnbench.results.corpora import split_name
-from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
+from attnbench.results.rows import MIXER_OPTIONS, TRAINING, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF, RecipeSettings
+from attnbench.verdict.axes import grouped
+from attnbench.verdict.rates import Choice
+from attnbench.verdict.seeds import Figure
 
 if TYPE_CHECKING:
     from attnbench.mixers.base import Mixer
 
 PARTS = tuple(entry.name for entry in fields(RecipeSettings) if entry.name != "name")
 """Options that are parts around a mixer."""
+
+PART_NAMES = {"rotary_theta": "rotary positions", "conv_size": "convolution", "qk_norm": "norm of query and key"}
 
 Options = dict[str, tuple[str, dict[str, Any]]]
 
@@ -30,63 +34,92 @@ ACTIVATION = "activation of query, key and value"
 OFF = {"none", "0", "off"}
 """Shown values of a part that is off, which equals having no such part."""
 
-LACKS = object()
+LACKS = "has none"
 
-ALIKE = "All variants agree in every option that more than one mixer has."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Differing:
-    name: str
-    values: dict[str, list[str]]
-    lacking: list[str]
-
-    @property
-    def is_lacked(self) -> bool:
-        """True for a part that is on in some variants and does not exist in others."""
-        return self.name in PARTS and bool(self.lacking) and not self.values.keys() <= OFF
+MATCHED = 2.0
+"""Largest difference of parameters, in percent, that is called equal."""
 
 
 def surroundings(rows: Sequence[ResultRow]) -> list[str]:
-    """Return sentences on options in which variants differ; evaluations that agree share a sentence.
-
-    An option that only one mixer has belongs to that mixer, unless it is one of PARTS.
-    """
+    """Return sentences on options that undo a mixer, or that its paper has otherwise."""
     options = _options(rows)
-    if not any(len(by_variant) > 1 for by_variant in options.values()):
-        return []
-    groups: list[tuple[list[str], Options]] = []
-    for evaluation, by_variant in options.items():
-        for names, known in groups:
-            if _agree(known, by_variant):
-                names.append(evaluation)
-                known.update(by_variant)
-                break
-        else:
-            groups.append(([evaluation], dict(by_variant)))
-    # In the report's order, with variants that the first evaluation lacks.
-    order = dict.fromkeys(row.identity.variant for row in rows)
-    ordered = [(names, {it: known[it] for it in order if it in known}) for names, known in groups]
-    told = [(names, "; ".join(map(_groups_text, _differing(known)))) for names, known in ordered]
-    where = "In {} the" if len(groups) > 1 else "The"
-    texts = [f"{where.format(words.listed(names))} variants differ in {text}." for names, text in told if text]
-    return [*(texts or [ALIKE]), *_undone(options), *_beside_papers(options)]
+    return [*_undone(options), *_beside_papers(options)]
+
+
+def equal_parts(rows: Sequence[ResultRow], figures: Sequence[Figure], rates: Sequence[Choice]) -> str:
+    """Say what all variants have alike, and what differs."""
+    equal, apart = ["data", "budget of steps"], [*_differing(_options(rows))]
+    seeds: dict[str, dict[str, set[int | str]]] = {}
+    sizes: dict[tuple[str, str], set[int]] = {}
+    for it in (row.identity for row in rows if not is_search(row.identity.seed)):
+        seeds.setdefault(it.evaluation, {}).setdefault(it.variant, set()).add(it.seed)
+        if it.parameters:
+            sizes.setdefault((it.evaluation, it.model), set()).add(it.parameters)
+    has_same_seeds = all(len({*map(frozenset, by_variant.values())}) == 1 for by_variant in seeds.values())
+    (equal if has_same_seeds else apart).append("seeds")
+    if any(len(it.grid) > 1 for it in rates):
+        equal.append("search of the learning rate")
+    elif rates:
+        tasks = grouped(rates, lambda it: json.dumps([it.evaluation, it.settings])).values()
+        is_one = all(len({it.chosen for it in group}) == 1 for group in tasks)
+        (equal if is_one else apart).append("learning rate (not searched)")
+    if sizes:
+        most = 100 * max(max(group) / min(group) - 1 for group in sizes.values())
+        (equal if most <= MATCHED else apart).append(f"parameters{f' (within {most:.2g} %)' * (most > 0)}")
+    if alike := _alike(rows):
+        equal.append(f"around each mixer {words.listed(alike)}")
+    costs = [it for it in figures if it.metric == "state_bytes"]
+    # Of the language model, where there is one.
+    costs = [it for it in costs if split_name(it.evaluation)[0] == TRAINING] or costs
+    state = [it.mean for it in costs if it.key == costs[0].key and it.mean is not None]
+    if len({*state}) > 1:
+        apart.append(f"state ({min(state):,.0f} to {max(state):,.0f} bytes a sequence)")
+    return f"{'; '.join(equal)}." + f" Different: {'; '.join(map(_plain, apart))}." * bool(apart)
 
 
 def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:
+    options = _options(rows)
+    columns = dict.fromkeys([*PARTS, ACTIVATION, *_differing(options)])
     lines: dict[tuple[str, ...], list[str]] = {}
-    for evaluation, by_variant in _options(rows).items():
-        for variant, (_, options) in by_variant.items():
-            values = [_shown(options[name]) if name in options else "has none" for name in PARTS]
-            values.append(_shown(options.get(ACTIVATION, "unknown")))
+    for evaluation, by_variant in options.items():
+        for variant, (_, given) in by_variant.items():
+            values = [_shown(given[name]) if name in given else LACKS for name in columns]
             lines.setdefault((variant, *values), []).append(evaluation)
     if not lines:
         return None
     return Table(
-        headers=["Variant", "In", *(name.replace("_", " ") for name in (*PARTS, ACTIVATION))],
+        headers=["Variant", "In", *(name.replace("_", " ") for name in columns)],
         lines=[[variant, words.listed(names), *values] for (variant, *values), names in sorted(lines.items())],
         num_labels=2,
     )
+
+
+def _plain(name: str) -> str:
+    return PART_NAMES.get(name, name.replace("_", " "))
+
+
+def _values(by_variant: Options, name: str) -> dict[str, None]:
+    return dict.fromkeys(_shown(given[name]) if name in given else LACKS for _, given in by_variant.values())
+
+
+def _alike(rows: Sequence[ResultRow]) -> list[str]:
+    """Name the parts that are on and equal around every mixer."""
+    found = {name: {it for by in _options(rows).values() for it in _values(by, name)} for name in PARTS}
+    alike = [(name, *values) for name, values in found.items() if len(values) == 1 and not values & {*OFF, LACKS}]
+    return [f"{_plain(name)}{f' ({value})' * (value != 'on')}" for name, value in alike]
+
+
+def _differing(options: dict[str, Options]) -> list[str]:
+    """Name the options in which variants differ. One that only some mixers have belongs to them, unless it is a part
+    that is on."""
+    found: dict[str, None] = {}
+    for by_variant in options.values():
+        for name in dict.fromkeys(name for _, given in by_variant.values() for name in given):
+            values = _values(by_variant, name).keys()
+            of_mixers = values if name in PARTS and not values <= {*OFF, LACKS} else values - {LACKS}
+            if len(of_mixers) > 1:
+                found[name] = None
+    return [*found]
 
 
 def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
@@ -155,48 +188,6 @@ def _of_all_layers(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
         shown = dict.fromkeys(map(_shown, values))
         joined[name] = values[0] if len(shown) == 1 else words.listed(shown)
     return joined
-
-
-def _agree(known: Options, others: Options) -> bool:
-    """Return True if variants in both have equal values of every option in which variants of the union differ."""
-    names = {it.name for union in ({**known, **others}, {**others, **known}) for it in _differing(union)}
-    return all(
-        known[variant][1].get(name, LACKS) == others[variant][1].get(name, LACKS)
-        for variant in known.keys() & others.keys()
-        for name in names
-    )
-
-
-def _differing(by_variant: Options) -> list[Differing]:
-    found = []
-    for name in dict.fromkeys(name for _, options in by_variant.values() for name in options):
-        values: dict[str, list[str]] = {}
-        for variant, (_, options) in by_variant.items():
-            if name in options:
-                values.setdefault(_shown(options[name]), []).append(variant)
-        having = [variant for group in values.values() for variant in group]
-        option = Differing(name=name, values=values, lacking=[it for it in by_variant if it not in having])
-        if len(values) > 1 or option.is_lacked:
-            found.append(option)
-    return found
-
-
-def _groups_text(differing: Differing) -> str:
-    """Return "conv_size (4: gated_deltanet; 0: softmax, linear)".
-
-    With more than MANY variants, the largest group is "all others", and variants without the option are named only if
-    it is a part that is on in others.
-    """
-    groups, lacking = dict(differing.values), differing.lacking
-    is_many = sum(map(len, groups.values())) + len(lacking) > MANY
-    if differing.is_lacked or (lacking and not is_many):
-        groups["has none"] = lacking
-    if is_many:
-        largest = max(groups, key=lambda value: len(groups[value]))
-        del groups[largest]
-        groups[largest] = ["all others that have it" if lacking and not differing.is_lacked else "all others"]
-    parts = [f"{value}: {', '.join(variants)}" for value, variants in groups.items()]
-    return f"{differing.name} ({'; '.join(parts)})"
 
 
 def _shown(value: Any) -> str:

@@ -80,7 +80,7 @@ def _windows(rows: Sequence[ResultRow]) -> dict[tuple[str, str], str]:
 
 def _title(evaluation: str, points: Sequence[Priced]) -> str:
     score, cost = points[0].score, points[0].cost
-    against = {"state_bytes": "state bytes", "step_milliseconds": "milliseconds a training step"}[cost.metric]
+    against = {"state_bytes": "bytes of state", "step_milliseconds": "time of a training step"}[cost.metric]
     return f"{words.heading(evaluation)}: {words.metric_name(score.metric)} against {against}"
 
 
@@ -103,6 +103,8 @@ def _picture(
     is_share = scores[0].metric.endswith("accuracy")
     cost = points[0].cost.metric
     title = {"state_bytes": "bytes of state a sequence", "step_milliseconds": "milliseconds a step"}[cost]
+    timed = points[0].cost if cost == "step_milliseconds" else None
+    at_cost = f"step: {timed.evaluation} at {words.where(timed.settings)}" if timed is not None else ""
     if widths:
         lines = [datum | {"line": datum["variant"]} for datum in data]
         joined = f"joined: one variant at widths {words.listed(map(str, widths))}"
@@ -148,7 +150,7 @@ def _picture(
         title=_title(evaluation, points),
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend="; ".join(filter(None, (_place(points), joined, STEPS if len(best) > 1 else ""))),
+        legend="; ".join(filter(None, (_place(points), at_cost, joined, STEPS if len(best) > 1 else ""))),
     )
 
 

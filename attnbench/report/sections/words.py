@@ -1,11 +1,13 @@
 """Names, numbers and sentences as plain text."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
 from attnbench.results.corpora import on_corpus, split_name, units_of
+from attnbench.results.metrics import Primary, is_timed
 from attnbench.results.numbers import format_interval, format_number, format_within, percent_of_nats, without_rounding
 from attnbench.results.rows import TRAINING, Identity
 from attnbench.results.tables import NOTHING
@@ -56,6 +58,8 @@ SCORES = {
 AXES = {
     "position_bucket": "position in the window",
     "num_pairs": "pairs",
+    "slice": "tokens",
+    "budget": "at most",
     "beyond_training": "longer than trained",
     "training_lengths": "times the trained length",
 }
@@ -139,7 +143,11 @@ def _setting(name: str, value: Any) -> str:
 def interval_name(figures: Sequence[Figure]) -> str:
     if any(figure.has_range for figure in figures):
         return "lowest and highest seed"
-    return "95 % interval" if any(len(figure.values) > 1 for figure in figures) else "the measurement's own interval"
+    if any(len(figure.values) > 1 for figure in figures):
+        return "95 % interval over seeds"
+    if any(is_timed(figure.metric, figure.unit) for figure in figures):
+        return "20th and 80th percentile of repetitions"
+    return "one standard error" if figures[0].metric == "growth_exponent" else "95 % interval over test items"
 
 
 def status_name(status: str) -> str:
@@ -154,7 +162,7 @@ def without_addresses(text: str) -> str:
 def outcome(figure: Figure, *, in_table: bool = False) -> str:
     number = figure.number if in_table else figure.text
     if not number:
-        return " and ".join(map(status_name, figure.statuses))
+        return figure.lack
     return f"{number} ({figure.partly})" if figure.partly else number
 
 
@@ -308,15 +316,63 @@ def noise_sentence(noise: Noise) -> str:
     return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} {noise.primary.scale}{of_some}"
 
 
-def plain_answer(figures: Sequence[Figure], column: Column) -> str:
+def score(figure: Figure, primary: Primary | None) -> str:
+    """Format a mean so that its last digit is no larger than the difference that matters, accuracies in percent.
+
+    Without such a difference it has three digits.
+    """
+    if figure.mean is None:
+        return figure.lack
+    value = figure.mean * (100 if is_accuracy(figure.metric) else 1)
+    return f"{figure.ratio_text}{_rounded(value, figure.metric, primary)}"
+
+
+def _rounded(value: float, metric: str, primary: Primary | None) -> str:
+    if primary is not None and (metric == primary.metric or primary.kind == "nats"):
+        matters = primary.margin * (100 if is_accuracy(metric) else abs(value) if metric == "perplexity" else 1)
+    else:
+        matters = 10.0 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
+    if not 1e-9 < matters < 1e9 or abs(value) >= 1e15:
+        return format_number(value)
+    # A margin of 1 % in nats is a little less than 0.01.
+    decimals = math.ceil(-math.log10(matters) - 0.05)
+    return f"{round(value, decimals) + 0.0:,.{max(decimals, 0)}f}"
+
+
+def seed_scores(figure: Figure, primary: Primary | None) -> str:
+    factor = 100 if is_accuracy(figure.metric) else 1
+    return ", ".join(_rounded(factor * value, figure.metric, primary) for value in figure.values.values())
+
+
+def plain_answer(figures: Sequence[Figure], column: Column, primary: Primary | None = None) -> str:
+    """List the means of a score that is not tested and, where they are few, its seeds, and whose overlap."""
     taken = [figure for figure in figures if column.takes(figure)]
     # Timings of several processes are not sorted.
     is_mixed = sittings_lead(("", figure) for figure in taken)
     ordered = taken if is_mixed else by_mean(taken, descending=column.higher_is_better is not False)
-    shown = listed(f"{figure.label} {outcome(figure)}" for figure in ordered)
-    place = _unusual(column.settings)
-    opening = f"At {place}, " if place else ""
-    return f"{opening}{metric_name(column.metric, column.unit)} is {shown}; measured, not ranked."
+    unit = " %" if is_accuracy(column.metric) else ""
+    shown = []
+    for it in ordered:
+        number = f"{score(it, primary)}{unit}" if it.mean is not None else it.lack
+        seeds = seed_scores(it, primary) if primary is not None and it.is_of_few else ""
+        notes = [f"{'' if shown else 'seeds '}{seeds}" if seeds else "", it.partly if it.mean is not None else ""]
+        shown.append(f"{it.label} {number}" + f" ({'; '.join(filter(None, notes))})" * any(notes))
+    place = _unusual({name: value for name, value in column.settings.items() if name != "context"})
+    place = place.replace("sequence length", "length")
+    name = capitalized(score_name(column.evaluation, column.metric, column.unit).removesuffix(" (%)"))
+    overlap = _overlap([it for it in ordered if it.is_of_few]) if primary is not None else ""
+    return f"{name}{f' at {place}' * bool(place)}: {'; '.join(shown)}.{overlap}"
+
+
+def _overlap(ordered: Sequence[Figure]) -> str:
+    if len(ordered) < 2:
+        return ""
+    best, *others = ordered
+    low, high = best.range
+    overlapping = [it.label for it in others if it.range[0] <= high and low <= it.range[1]]
+    if overlapping:
+        return f" Seeds of {best.label} overlap with those of {listed(overlapping)}."
+    return f" Every seed of {best.label} is better than any other variant’s."
 
 
 def capitalized(text: str) -> str:

@@ -61,3 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"attnbench.{DEFINED_IN[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

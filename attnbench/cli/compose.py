@@ -158,13 +158,24 @@ def _without_collection() -> Iterator[None]:
 
 
 def prepared_words(words: Sequence[str]) -> list[str]:
-    """Return a command line's words as Hydra takes them: an option of a hybrid's mixer is one that its yaml lacks."""
+    """Return a command line's words as Hydra takes them: an option of a hybrid's mixer is one that its yaml lacks, and
+    a variant may be new to the plan, its words without the quotes that Hydra's grammar asks for."""
     for word in words:
         if word.startswith("attn=["):
             raise UserError(
                 f"{word}: attn names one yaml; attn=hybrid 'attn.layers={word[5:]}' puts several into different layers"
             )
-    return [f"++{word}" if word.startswith("attn.options.") else word for word in words]
+    return [f"++{word}" if word.startswith("attn.options.") else _variant(word) for word in words]
+
+
+def _variant(word: str) -> str:
+    found = re.fullmatch(r"\+*(?:plan\.)?variants\.([^.=]+)=\[(.*)\]", word, re.DOTALL)
+    if found is None:
+        return word
+    name, listed = found.groups()
+    if listed and not re.search(r"[\[\]{}'\"]", listed):
+        listed = ",".join(f"'{it.strip()}'" for it in listed.split(","))
+    return f"++plan.variants.{name}=[{listed}]"
 
 
 def compose_mixers(names: Sequence[str] | None) -> list[MixerSettings]:

@@ -34,7 +34,7 @@ Words = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Words of an attnbench train command line: "attn=softmax", "attn=linear attn.conv_size=4", or a list of words. A class
 of an nn.Module stands for attn=module with its path."""
 
-PLAN_SETTINGS = {field.name for field in fields(PlanSettings)} - {"name", "variants"}
+PLAN_SETTINGS = {"recipe", *(field.name for field in fields(PlanSettings))} - {"name", "variants"}
 
 
 def compare(
@@ -64,7 +64,7 @@ def compare(
     with _working(*(word for listed in lists.values() for word in listed)):
         known = read_words(_variants_of_plan, [*words, *named], "compare", config_dir)
         chosen = [f"plan.variants.{name}=null" for name in known if name not in lists]
-        chosen += [_word(f"{'' if name in known else '+'}plan.variants.{name}", it) for name, it in lists.items()]
+        chosen += [_word(f"plan.variants.{name}", it) for name, it in lists.items()]
         read: Any = read_comparison
         comparison: ComparisonSettings = read_words(read, [*words, *named, *chosen], "compare", config_dir)
         return Results(carry_out(comparison, partial(compose, config_dir=config_dir), prints=False))
@@ -122,6 +122,12 @@ def _listed(words: Words) -> list[str]:
 
 def _words_of_class(cls: Any) -> tuple[str, str]:
     """Return the words that name a class, which training processes import."""
+    if isinstance(cls, nn.Module):
+        name = type(cls).__name__
+        raise UserError(
+            f"{name}: is an instance, and every model builds its own; give the class, {name}, and arguments of its "
+            f"constructor as words: [{name}, 'attn.options.num_heads=4']"
+        )
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise UserError(f"{cls!r}: must be words, or a class of an nn.Module")
     name, module = cls.__qualname__, cls.__module__

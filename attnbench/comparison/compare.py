@@ -97,8 +97,10 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path, *, 
         raise UserError(f"{folder}: no run has results; {len(comparison.failures)} failed")
     _show(comparison, is_frozen=is_frozen, mirrored=mode != "none", prints=prints)
     if comparison.failures:
+        label, reason = next(iter(comparison.failures.items()))
         raise UserError(
-            f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again"
+            f"{len(comparison.failures)} failed, listed in comparison.json; the same command tries them again; the "
+            f"first: {label}: {reason}"
         )
     return folder
 

@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.comparison.coinciding import Shared, shared_jobs
 from attnbench.comparison.program import Answer, Driver, Execute, Failure, Program, ask_for, read_or_failure
 from attnbench.comparison.search import Found, Score, check_control, programs_of
-from attnbench.comparison.variants import Compose, Variant, resolve_variant
+from attnbench.comparison.variants import Compose, Variant, check_layers, resolve_variant
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.results.corpora import Corpora, split_name
@@ -17,6 +17,7 @@ from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
+from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import FEW_SEEDS, LOOKS, ComparisonSettings
@@ -37,7 +38,7 @@ class Comparison:
         compose: turns overrides into settings; raises UserError for what this machine cannot do.
 
     Raises:
-        UserError: no variant can be run.
+        UserError: no variant can be run, or a layer of the user's breaks its contract.
     """
 
     def __init__(self, settings: ComparisonSettings, compose: Compose) -> None:
@@ -63,6 +64,12 @@ class Comparison:
                 errors[name] = str(error)
         if not self.variants:
             raise UserError("; ".join(dict.fromkeys(errors.values())))
+        for name, reason in errors.items():
+            # Such a layer can run anywhere, so that the fault is its own.
+            if any(setting_of(word) == "attn.path" for word in self.plan.variants[name]):
+                raise UserError(f"plan.variants.{name}: {reason}")
+        for name, variant in self.variants.items():
+            check_layers(name, variant.run)
         corpora = {name: corpus_label(variant.run.corpus) for name, variant in self.variants.items()}
         if len(set(corpora.values())) > 1:
             named = ", ".join(f"{name} reads {corpus}" for name, corpus in corpora.items())

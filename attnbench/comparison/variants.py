@@ -7,9 +7,11 @@ from typing import NamedTuple
 from attnbench.comparison.search import Score, score_of_training, scores_of_probe
 from attnbench.evals.base import CheckpointEvaluation, Evaluation, Probe, SystemEvaluation
 from attnbench.evals.runners.system import SystemJob
+from attnbench.mixers.causality import check_causality
+from attnbench.model.building import build_model
 from attnbench.settings.check import setting_of
-from attnbench.settings.errors import UserError
-from attnbench.settings.registry import build, resolve
+from attnbench.settings.errors import UserError, line_beside, one_line
+from attnbench.settings.registry import MODULE, build, class_named, is_own, resolve
 from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, PlanSettings, RunSettings
 from attnbench.training.prepare import Run, prepare
 
@@ -82,6 +84,25 @@ def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str
     ]
     elsewhere = {str(corpus): on_it for corpus, on_it in runs.items()} if not is_one else {}
     return Variant(run, kinds, scores, timed, elsewhere, tuple(it.name for it in trained))
+
+
+def check_layers(name: str, run: Run) -> None:
+    """Raise UserError if layers from outside attnbench break their contract, before anything is trained.
+
+    Those that run on CUDA alone are checked where their trainings begin.
+    """
+    outside = [mixer for mixer in run.mixers if not is_own(class_named(mixer))]
+    if not outside or (run.device.type != "cpu" and any(mixer.target != MODULE for mixer in outside)):
+        return
+    size = run.matched.model
+    # A user's layer may raise anything.
+    try:
+        model = build_model(run.mixers, size, vocabulary_size=run.corpus.vocabulary_size, seed=run.seed)
+        layers = [block.mixer for block in model.layers]
+        check_causality(run.mixers, layers, size.dim, run.seq_len, "float32")
+    except Exception as error:
+        where = "" if isinstance(error, UserError) else line_beside(error, class_named(outside[0]).rpartition(".")[0])
+        raise UserError(f"plan.variants.{name}: {one_line(error)}{where and f', at {where}'}") from error
 
 
 def _composed(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> RunSettings:

@@ -14,6 +14,9 @@ from attnbench.mixers.flops import UncountableError, counted_mixing
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError, line_beside, one_line
 
+WIDTH_NAMES = ("dim", "d_model", "hidden_size", "embed_dim")
+"""Names of a constructor's argument that is the model's width."""
+
 
 class Adapter(Mixer):
     """A layer (B, T, D) -> (B, T, D) from outside, with its own initial values and without a state. It is its own
@@ -128,7 +131,8 @@ def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapp
     UserError for an option that it does not name, or of another type."""
     named, options = inspect.signature(cls).parameters, dict(options or {})
     given = {name: value for name, value in from_model.items() if name in named and name not in options}
-    has_width = "dim" in named or "dim" not in from_model
-    hint = "" if has_width else "; if it is the model's width, name it dim, and attnbench gives it"
+    has_width = "dim" not in from_model or any(name in named for name in WIDTH_NAMES)
+    names = " or ".join(WIDTH_NAMES)
+    hint = "" if has_width else f"; if it is the model's width, name it {names}, and attnbench gives it"
     check_options(cls, options, given=given, group="attn.options", hint=hint)
     return {**given, **options}

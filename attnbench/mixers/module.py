@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from attnbench.mixers.adapter import Adapter, layer_options
+from attnbench.mixers.adapter import WIDTH_NAMES, Adapter, layer_options
 from attnbench.mixers.base import ReturnError
 from attnbench.mixers.causality import seen_of_the_future
 from attnbench.settings.errors import UserError
@@ -21,7 +21,7 @@ class Module(Adapter):
     Args:
         path: package:Class, found on PYTHONPATH. Named on this command line, or in a yaml of its --config-dir, or a
             checkpoint with it is refused.
-        options: of its constructor, checked against its signature. The model gives `dim`, `head_width`, `layer` and
+        options: of its constructor, checked against its signature. The model gives its width, `head_width`, `layer` and
             `num_layers` to a signature that names them.
     """
 
@@ -44,7 +44,8 @@ class Module(Adapter):
         self.path = path
         self.backend = self.known_backend(backend)
         self.layer_class = resolve_path(path, nn.Module)
-        sizes = {"dim": dim, "head_width": head_width, "layer": layer, "num_layers": num_layers}
+        widths = dict.fromkeys(WIDTH_NAMES, dim)
+        sizes = {**widths, "head_width": head_width, "layer": layer, "num_layers": num_layers}
         self.options = layer_options(self.layer_class, options, sizes)
         self.adopt(dim)
 

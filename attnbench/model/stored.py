@@ -153,13 +153,14 @@ def load_checkpoint(
     """Load a trained model for this device, and its record with the backends and precision used here.
 
     Args:
-        folder: a run's checkpoint/final or checkpoint/best-<step>.
+        folder: a run, for its checkpoint/final; or that folder, or a checkpoint/best-<step>.
         device, precision, backend: as the settings `device`, `train.precision` and `attn.backend`; a hybrid's backends
             by name of its mixers, {"flash": "sdpa"}, the others auto.
         trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
     """
     trust(trusted)
-    folder, resolved = Path(folder), resolve_device(device)
+    final, resolved = Path(folder, "checkpoint", "final"), resolve_device(device)
+    folder = final if final.is_dir() else Path(folder)
     record = load_record(folder)
     record.precision = resolve_precision(precision, resolved.type)
     backends = defaultdict(lambda: "auto", backend) if isinstance(backend, Mapping) else defaultdict(lambda: backend)

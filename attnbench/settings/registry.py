@@ -64,7 +64,7 @@ def resolve_path(path: str, base: type[Class]) -> type[Class]:
     if target not in TRUSTED:
         raise UserError(
             f"attn.path={path}: runs code of that class, which this command line does not name; if you trust it, "
-            f"give attn.path={path} again, and PYTHONPATH=FOLDER before the command"
+            f"give attn.path={path} again, and PYTHONPATH=FOLDER before the command; in Python trusted=['{path}']"
         )
     module = import_module(target, f"attn.path={path}")
     cls = getattr(module, class_name, None)

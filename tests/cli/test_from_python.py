@@ -10,6 +10,7 @@ from torch import nn
 
 import attnbench
 from attnbench.cli import from_python
+from attnbench.cli.compose import prepared_words
 from attnbench.machine.bars import bar, in_notebook
 from attnbench.report.results import Results
 from attnbench.report.sections.front import first_answer
@@ -58,6 +59,8 @@ def test_a_class_of_no_file_is_refused_with_the_way_out(asked):
     for cls, name in ((Inner, "Inner"), (cell, "Cell")):
         with pytest.raises(UserError, match=f"%%writefile my_layer.py.*from my_layer import {name}"):
             attnbench.compare({"mine": cls}, plan="demo")
+    with pytest.raises(UserError, match=r"give the class, Linear, .*'attn\.options"):
+        attnbench.compare({"mine": nn.Linear(2, 2)}, plan="demo")
     for wrong in (int, 3, [3]):
         with pytest.raises(UserError, match=r"a class of an nn\.Module"):
             attnbench.compare({"mine": wrong}, plan="demo")
@@ -66,9 +69,20 @@ def test_a_class_of_no_file_is_refused_with_the_way_out(asked):
 
 def test_values_are_written_as_hydra_reads_them(asked):
     words = ["experiment=demo", "eval.recall.cells=[[64,4]]", "it's"]
-    attnbench.compare({"a": "attn=softmax"}, plan="demo", overrides=words, rerun=True, export=None)
-    assert asked[0].plan.overrides[-3:] == words
+    attnbench.compare({"a": "attn=softmax"}, plan="demo", overrides=words, rerun=True, export=None, recipe="bare")
+    assert asked[0].plan.overrides == ["recipe=bare", *words]
     assert asked[0].rerun is True
+
+
+def test_names_that_are_loaded_late_are_listed_for_completion():
+    assert {*attnbench.__all__} <= {*dir(attnbench)}
+
+
+def test_a_variant_needs_no_quotes_and_no_plus():
+    given = ["variants.mine=[attn=module,attn.path=a:B]", "+plan.variants.mine=['attn=module','attn.path=a:B']"]
+    assert len({*prepared_words(given)}) == 1
+    plan = from_python.read_words(from_python.read_comparison, ["plan=demo", given[0]], "compare").plan
+    assert plan.variants["mine"] == ["attn=module", "attn.path=a:B"]
 
 
 def test_a_wrong_word_is_one_line(asked):

@@ -283,13 +283,15 @@ def test_carried_elsewhere_nothing_is_run_again(whole, text, tmp_path, ran):
 
 def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(text, tmp_path, ran, capsys):
     variants = {"softmax": ["attn=softmax"], **ODD}
-    with pytest.raises(UserError, match=r"^1 failed, listed in comparison\.json"):
+    with pytest.raises(UserError, match=r"^1 failed, listed in comparison\.json.*: odd: .*num_heads"):
         compared(settings(text, tmp_path, evaluations=["copy"], variants=variants, probe_seeds=[0]))
     [failure] = record(tmp_path / "little")["failures"]
     assert failure["cell"] == "odd"
     assert "num_heads" in failure["reason"]
     # Its column, with nothing in it.
-    assert re.search(r"^ +softmax +odd *$", capsys.readouterr().out, re.MULTILINE)
+    out = capsys.readouterr().out
+    assert re.search(r"^ +softmax +odd *$", out, re.MULTILINE)
+    assert "odd failed: " in out
     assert [cell.columns()["variant"] for cell in ran()] == ["softmax"] * 3
 
 
@@ -302,6 +304,10 @@ def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(te
         ({"variants": {"softmax": ["attn=softmax"], "again": ["attn=softmax", "attn.conv_size=4"]},
           "evaluations": ["copy"]},
          r"plan\.variants: softmax and again are one model in every evaluation"),
+        ({"variants": {**VARIANTS, "mine": ["attn=module", "attn.path=outside_layers:SeesAhead"]}},
+         r"^plan\.variants\.mine: .*SeesAhead: position 0 sees"),
+        ({"variants": {**VARIANTS, "mine": ["attn=module", "attn.path=outside_layers:Nobody"]}},
+         r"^plan\.variants\.mine: .*outside_layers has no Module"),
     ],
 )  # fmt: skip
 def test_a_plan_that_compares_nothing_is_refused_before_anything_runs(changed, message, text, tmp_path, ran):

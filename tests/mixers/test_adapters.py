@@ -1,6 +1,7 @@
 """Layers of others as mixers: a plain nn.Module on a CPU, and what is refused of flash-linear-attention there."""
 
 import math
+import shutil
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -142,6 +143,10 @@ def test_a_checkpoint_that_names_one_is_refused_until_its_words_are_given_again(
     with pytest.raises(UserError, match=r"attn\.path=outside_layers:Tutorial: runs code .* give attn\.path=outside_l"):
         load_checkpoint(tmp_path, device="cpu")
     again, _ = load_checkpoint(tmp_path, device="cpu", trusted=[PATH])
+    final = tmp_path / "run" / "checkpoint" / "final"
+    shutil.copytree(tmp_path, final, ignore=shutil.ignore_patterns("run"))
+    of_run, _ = load_checkpoint(tmp_path / "run", device="cpu")
+    assert all(map(torch.equal, again.parameters(), of_run.parameters()))
     tokens = torch.arange(20)[None]
     # The mask, which no checkpoint has, comes from the constructor.
     assert torch.equal(again(tokens)[0], model(tokens)[0])
@@ -176,7 +181,7 @@ def test_its_source_is_part_of_the_identity() -> None:
         ),
         (
             ["attn.path=outside_layers:OtherWidth"],
-            r"^attn\.options\.d_model: must be given; if it is the model's width, name it dim, ",
+            r"^attn\.options\.size: must be given; if it is the model's width, name it dim or d_model or ",
         ),
         (["attn.path=no_such_file:Layer"], r"^attn\.path=no_such_file:Layer: there is no module no_such_file; "),
         (["attn.path=outside_layers"], r"^attn\.path=outside_layers: must be package:Class$"),
@@ -192,6 +197,10 @@ def test_what_is_no_mixer_is_refused_when_it_is_built(words: list[str], message:
     with pytest.raises(UserError, match=message) as refusal:
         model_of(*words)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_width_is_given_under_each_of_its_names() -> None:
+    assert model_of("attn.path=outside_layers:NamedWidth").layers[0].mixer.inner.out.weight.shape == (128, 128)
 
 
 def test_a_layer_of_a_hybrid_can_be_one() -> None:

@@ -60,9 +60,18 @@ class BeginsAtZero(Tutorial):
 
 
 class OtherWidth(nn.Module):
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.out = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(size, size)
+
+
+class NamedWidth(nn.Module):
+    def __init__(self, d_model: int, hidden_size: int, embed_dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(d_model, hidden_size + embed_dim - d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x)
 
 
 class Weightless(nn.Module):

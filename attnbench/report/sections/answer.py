@@ -11,6 +11,7 @@ from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.numbers import format_number
 from attnbench.settings.schema import MAX_PAIRED
+from attnbench.verdict.axes import grouped
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.costs import WIDTH, Priced, frontier, priced, widths_of
 from attnbench.verdict.ranking import Verdict, noise_floor
@@ -63,9 +64,19 @@ def unscored_reason(inputs: "Inputs") -> str:
 
 
 def sentences(inputs: "Inputs") -> list[str]:
-    said = [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
+    said = failure_lines(inputs.protocol.failures)
+    said += [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
     said += [f"{term}: {sentence}" for term, group in answer(inputs).items() for sentence in group]
     return list(filter(None, [*said, control_sentence(inputs.control_verdicts)]))
+
+
+def failure_lines(failures: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a sentence for each reason."""
+    by_reason = grouped(failures, lambda failure: failure["reason"])
+    return [
+        f"{of_it[0]['cell']} failed{f', and {len(of_it) - 1} more' * (len(of_it) > 1)}: {reason.rstrip('.')}."
+        for reason, of_it in by_reason.items()
+    ]
 
 
 def seed_lines(inputs: "Inputs") -> list[str]:

@@ -31,7 +31,6 @@ from attnbench.settings.schema import PlanSettings
 from attnbench.settings.untrusted import read_object
 from attnbench.verdict.claims import NOT_RUN, ControlScores, Decision, decide
 from attnbench.verdict.factorial import Factorial
-from attnbench.verdict.seeds import to_rows
 from attnbench.verdict.summary import summary
 
 READING = (
@@ -68,7 +67,7 @@ def publish_comparison(experiment: Path, target: Path, *, title: str, note: str 
         target,
         title=title,
         parts=_comparison_parts(inputs, pictures, note),
-        rows=as_measured([*inputs.rows, *inputs.control, *to_rows(inputs.figures)]),
+        rows=as_measured([*inputs.rows, *inputs.control]),
         environments={name: stamp for name, stamp in inputs.environments.items() if stamp is not None},
         files={
             "comparison.json": json.dumps(without_paths(record), indent=1) + "\n",
@@ -214,7 +213,7 @@ def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: 
         made_by(
             [protocol.command],
             f"on {devices}{corpus}, at commit {commits}. "
-            "results.csv.gz has every row and every figure over seeds, comparison.json the learning rates and how they "
+            "results.csv.gz has every row, comparison.json the learning rates and how they "
             "were chosen, environment-*.json the machines. `attnbench report` on this folder makes the page "
             "with all plots, and `attnbench compare ... import=cells.jsonl.gz` continues from these runs.",
         ),

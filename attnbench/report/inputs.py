@@ -12,7 +12,7 @@ from attnbench.results.corpora import Corpora
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.row_tables import read_csv, table_of
-from attnbench.results.rows import ALL_SEEDS, DEVICE, ResultRow, is_search
+from attnbench.results.rows import DEVICE, ResultRow, is_search
 from attnbench.results.tables import cells_of
 from attnbench.settings.check import check_options, read
 from attnbench.settings.errors import UserError
@@ -141,7 +141,7 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
     table = table_of(folder)
     if table.exists() and (record is None or record.get("files") is None):
         files, runs = [], {}
-        rows = [row for row in read_csv(table) if row.identity.seed != ALL_SEEDS and (not keep or keep(row, table))]
+        rows = [row for row in read_csv(table) if not keep or keep(row, table)]
     else:
         files = _results_files(folder, None if keep else record)
         rows_by_file = {path: [row for row in read_results(path) if not keep or keep(row, path)] for path in files}

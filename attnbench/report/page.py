@@ -29,7 +29,6 @@ from attnbench.results.tables import to_latex, to_markdown
 from attnbench.settings.paths import unlinked
 from attnbench.verdict.control import control_sentence
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import to_rows
 
 HERE = Path(__file__).parent
 ON_FIRST_SCREEN = ("Not tested", "Seed by seed")
@@ -65,7 +64,7 @@ def write_page(
     """
     style.begin_runtime()
     if not is_running:
-        write_csv(as_measured([*inputs.rows, *inputs.control, *to_rows(inputs.figures)]), target / "results.csv")
+        write_csv(as_measured([*inputs.rows, *inputs.control]), target / "results.csv")
     return write_sections(
         page_sections(inputs, verdicts, answer),
         target=target,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.results.files import PACKED, replace_file
-from attnbench.results.rows import ALL_SEEDS, COLUMNS, HASH, ResultRow
+from attnbench.results.rows import COLUMNS, HASH, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import printable, without_paths
 from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded_bytes, whole_number
@@ -20,7 +20,7 @@ MAX_ROWS = 2**18
 """Most lines of a table, six times the longest published one."""
 
 NUMBER_COLUMNS = {
-    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices"), whole_number),
+    **dict.fromkeys(("schema", "parameters", "seq_len", "num_samples", "num_devices", "seed"), whole_number),
     # Integers stay integers, so that files round-trip.
     **dict.fromkeys(
         ("value", "low", "high"), lambda text: whole_number(text) if text.lstrip("-").isdigit() else float(text)
@@ -71,8 +71,8 @@ def read_csv(path: Path) -> list[ResultRow]:
         if content.count(b"\n") > MAX_ROWS:
             raise UserError(f"{path}: more than the {MAX_ROWS} rows that such a file may have")
         lines = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""))
-        # Row by row: an empty row takes a hundred times its bytes.
-        return [_row(path, number, line) for number, line in enumerate(lines, start=2)]
+        # Row by row: an empty row takes a hundred times its bytes. Older tables have means over all seeds too.
+        return [_row(path, number, line) for number, line in enumerate(lines, start=2) if line.get("seed") != "all"]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV ({error})") from error
 
@@ -91,6 +91,4 @@ def _from_cell(column: str, text: str) -> Any:
         return parse_json(text)
     if column in NUMBER_COLUMNS:
         return None if text == "" else NUMBER_COLUMNS[column](text)
-    if column == "seed":
-        return text if text == ALL_SEEDS else whole_number(text)
     return None if column == "corpus" and text == "" else text

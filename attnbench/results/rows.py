@@ -17,9 +17,6 @@ STATUSES = ("ok", "out_of_memory", "unsupported", "not_reached", "diverged", "fa
 TRAINING = "training"
 """The `evaluation` of a training's rows."""
 
-ALL_SEEDS = "all"
-"""The `seed` of a figure over seeds, whose num_samples counts them."""
-
 DEVICE = "device"
 """The `variant` of measurements of the device itself."""
 
@@ -126,8 +123,7 @@ class Identity:
     seq_len: int | None
     """Positions of the training sequences."""
     evaluation: str
-    seed: int | str
-    """A number, or ALL_SEEDS on a figure over seeds."""
+    seed: int
     precision: str
     device: str
     """The device's name, without an index."""
@@ -186,9 +182,9 @@ class ResultRow:
         return cls(identity=Identity(**identity), measurement=Measurement(**measurement))
 
 
-def is_search(seed: int | str) -> bool:
+def is_search(seed: int) -> bool:
     """Tell if a seed is one of a search, whose rows stand in no table."""
-    return isinstance(seed, int) and seed >= SELECTION_SEED
+    return seed >= SELECTION_SEED
 
 
 def same_corpus(rows: Iterable[ResultRow]) -> str | None:

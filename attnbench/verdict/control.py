@@ -31,7 +31,6 @@ def judge_control(
         return []
 
     def again(row: ResultRow) -> ResultRow:
-        assert isinstance(row.identity.seed, int)
         return replace(row, identity=replace(row.identity, variant=CONTROL, seed=row.identity.seed - CONTROL_SHIFT))
 
     names = {row.identity.evaluation: row.identity.variant for row in control}

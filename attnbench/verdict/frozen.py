@@ -47,7 +47,7 @@ def frozen_sentence(
     # Only evaluations with a primary metric are scored at every seed of the plan.
     tested = [name for name, entry in freeze["protocols"].items() if entry["primary"] is not None]
     seeds = {*freeze["seeds"], *freeze["probe_seeds"], *freeze["control_seeds"]}
-    more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)  # pyright: ignore
+    more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)
     pairs = {(entry["evaluation"], entry["first"], entry["second"]) for entry in freeze["family"]}
     changed = {
         name
@@ -149,7 +149,7 @@ def _without_scores(freeze: Mapping[str, Any], measured: Mapping[str, Sequence[R
     return faults if more <= 0 else [*faults[:MAX_NAMED], f"{more} more lack seeds that were frozen"]
 
 
-def _counted_seeds(seeds: Sequence[int | str]) -> str:
+def _counted_seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_interval, format_number, format_within
 from attnbench.results.rows import (
-    ALL_SEEDS,
     MAX_NUMBER,
     REFERENCE,
     REFERENCE_RATIO,
@@ -226,11 +225,6 @@ def _references_line(references: Mapping[tuple[Any, ...], Sequence[float]]) -> s
     return f"No ranking of speed: the load changed, as a reference timed beside each run shows: {', '.join(moved)}."
 
 
-def to_rows(figures: Iterable[Figure]) -> list[ResultRow]:
-    """Turn figures into rows with seed `all`; num_samples is the number of seeds with a value."""
-    return [ResultRow(identity=figure.identity, measurement=_measurement(figure)) for figure in figures]
-
-
 def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> Figure:
     measurements = _by_seed(group)
     first, identity = group[0].measurement, _common_identity(group)
@@ -271,8 +265,6 @@ def _by_seed(group: Sequence[ResultRow]) -> dict[int, Measurement]:
     rows: dict[int, ResultRow] = {}
     for row in group:
         seed, run = row.identity.seed, row.identity.run
-        if not isinstance(seed, int):
-            raise UserError(f"{_what(row)}: a row over seeds ({seed}) cannot be summed up again; give the runs' own")
         if seed in rows:
             raise UserError(
                 f"{_what(row)}: seed {seed} was measured twice, in {rows[seed].identity.run} and in {run}; "
@@ -291,7 +283,6 @@ def _common_identity(group: Sequence[ResultRow]) -> Identity:
     return replace(
         group[0].identity,
         run="",
-        seed=ALL_SEEDS,
         config_hash="",
         experiment=joined("experiment"),
         device=joined("device"),
@@ -357,22 +348,3 @@ def _what(row: ResultRow) -> str:
     where = ", ".join(f"{name}={value}" for name, value in axes(row.measurement.settings).items())
     name = f"{row.identity.evaluation} {row.measurement.metric} of {row.identity.variant}"
     return f"{name} at {where}" if where else name
-
-
-def _measurement(figure: Figure) -> Measurement:
-    num_seeds, num_ok, reason = sum(figure.statuses.values()), figure.statuses.get("ok", 0), figure.reason
-    if num_ok and len(figure.values) > num_ok:
-        reason = f"{num_seeds - num_ok} of {num_seeds} seeds count as chance: {reason}"
-    elif num_ok and num_ok < num_seeds:
-        reason = f"over {num_ok} of {num_seeds} seeds: {reason}"
-    return Measurement(
-        metric=figure.metric,
-        value=figure.mean,
-        unit=figure.unit,
-        settings=figure.settings,
-        low=figure.low,
-        high=figure.high,
-        num_samples=len(figure.values) if num_ok else 0,
-        status="ok" if figure.mean is not None else next(iter(figure.statuses)),
-        reason=reason,
-    )

@@ -26,7 +26,7 @@ from attnbench.results import protocol
 from attnbench.results.folder import ROOT
 from attnbench.results.metrics import Primary
 from attnbench.results.row_tables import table_of
-from attnbench.results.rows import ALL_SEEDS, is_search
+from attnbench.results.rows import is_search
 from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
@@ -296,7 +296,7 @@ def test_the_blocks_of_published_tables_do_not_overlap_and_have_their_rows(tmp_p
         timed = {label.partition(" ")[0] for label in frozen["timed"]}
         # Committed before the first score, when there are no rows yet. What is timed is no seed's.
         scored = [row["seed"] for row in cells_of(table) if row["evaluation"] not in timed] if table.exists() else []
-        seeds |= {int(seed) for seed in scored if seed != ALL_SEEDS}
+        seeds |= {int(seed) for seed in scored if seed != "all"}
         inside = {seed for it in blocks if plan in it.plans for seed in range(it.first, it.last + 1)}
         assert {seed for seed in seeds if not is_search(seed)} <= inside, path
     for text, message in (

@@ -25,7 +25,7 @@ from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
 from attnbench.report.versus import write_versus
 from attnbench.results.row_tables import read_csv
-from attnbench.results.rows import ALL_SEEDS, is_search
+from attnbench.results.rows import is_search
 from attnbench.settings.check import check
 from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import UserError
@@ -155,7 +155,6 @@ def test_rows_stand_under_their_own_evaluation_and_corpus_and_are_read_again(com
     assert {row.identity.corpus for row in rows if row.identity.evaluation == "perplexity"} == set(
         record(folder)["corpora"]["names"]
     )
-    assert any(row.identity.seed == ALL_SEEDS for row in rows)
     publish_comparison(folder, tmp_path / "published", title="little")
     published = (tmp_path / "published" / "README.md").read_text()
     assert "of 3 corpora" in published

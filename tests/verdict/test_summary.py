@@ -10,11 +10,11 @@ from probe_settings import EVALUATIONS
 from attnbench.report.sections import words
 from attnbench.report.sections.scores import score_table, summary_table
 from attnbench.report.terminal import print_comparison
-from attnbench.results.rows import COLUMNS, SELECTION_SEED, ResultRow
+from attnbench.results.rows import SELECTION_SEED, ResultRow
 from attnbench.results.tables import NOTHING, to_markdown
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF
-from attnbench.verdict.seeds import figures, to_rows
+from attnbench.verdict.seeds import figures
 from attnbench.verdict.statistics import share_interval
 from attnbench.verdict.summary import evaluation_class, headline_columns, summary, verdicts_of
 
@@ -119,7 +119,6 @@ def test_what_has_no_value_is_counted_and_explained():
         ),
         ({"seed": 1, "precision": "bfloat16"}, r"differ in precision \(float32 in softmax-seed0, bfloat16 in"),
         ({"seed": 1, "backend": "fla"}, "differ in backend"),
-        ({"seed": "all"}, r"over seeds \(all\) cannot be summed up again"),
         ({"variant": "linear", "corpus": "text"}, r"different corpora cannot be compared: \(none\), text"),
     ],
 )
@@ -134,16 +133,6 @@ def test_what_differs_between_machines_is_kept():
         *("cpu, gpu", "e0, e1", "abc, def"),
     )
     assert figure.identity.parameters == IDENTITY.parameters
-
-
-def test_figures_become_rows_over_all_seeds():
-    rows = to_rows(figures([*rows_of("softmax", 0.1, None, 0.3), row("linear", value=None)]))
-    softmax, linear = (entry.to_dict() for entry in rows)
-    assert tuple(softmax) == COLUMNS
-    assert (softmax["seed"], softmax["num_samples"], softmax["value"], softmax["run"]) == ("all", 2, 0.2, "")
-    assert (softmax["status"], softmax["reason"]) == ("ok", "over 2 of 3 seeds: needs 90 GiB")
-    assert (linear["status"], linear["reason"], linear["num_samples"]) == ("out_of_memory", "needs 90 GiB", 0)
-    assert ResultRow.from_dict(softmax) == rows[0]
 
 
 NAMES = ["softmax", "gated_deltanet", "linear"]

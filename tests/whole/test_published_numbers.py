@@ -13,14 +13,14 @@ from pages import ROOT, read, shown_results
 from attnbench.report.inputs import read_inputs
 from attnbench.report.sections.answer import sentences
 from attnbench.results.row_tables import read_csv, table_of
-from attnbench.results.rows import ALL_SEEDS, ResultRow
+from attnbench.results.rows import ResultRow
 from attnbench.verdict.statistics import SignFlip
 
 
 @cache
 def rows_of(page: str) -> list[ResultRow]:
     rows = read_csv(table_of(ROOT / "docs/results" / page))
-    return [row for row in rows if row.identity.seed != ALL_SEEDS and row.measurement.value is not None]
+    return [row for row in rows if row.measurement.value is not None]
 
 
 def value(page: str, variant: str, metric: str, evaluation: str, **settings: object) -> float:

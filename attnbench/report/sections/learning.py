@@ -150,7 +150,7 @@ def _rate_line(rate: Choice) -> tuple[str, str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     variant: str
-    seed: int | str
+    seed: int
     steps: list[int]
     values: list[float]
 

@@ -36,7 +36,9 @@ TABLES: dict[str, dict[str, Entry]] = {
     "gla": diagonal_launch.LAUNCH,
     "kda": diagonal_launch.LAUNCH,
     "gated_delta_rule": delta_rule_choice.LAUNCH,
+    "narrow_gated_delta_rule": delta_rule_choice.NARROW_LAUNCH,
 }
+"""Tables by operator; that of narrow heads by its own name."""
 NUM_PASSES = 20
 
 
@@ -90,8 +92,9 @@ def measure(name: str, shape: Shape, choice: tuple[str, Entry]) -> dict[str, flo
     conditions = Conditions(
         device=torch.device("cuda"), precision="bfloat16", ceilings=Ceilings(1, 1), mixers=lambda names: []
     )
-    example = Example(OPERATORS[name], shape, conditions)
-    passes = OperatorPasses(OPERATORS[name].functions["triton"](shape, conditions), example)
+    operator = OPERATORS[name.removeprefix("narrow_")]
+    example = Example(operator, shape, conditions)
+    passes = OperatorPasses(operator.functions["triton"](shape, conditions), example)
     try:
         error: float | str = float(f"{example.largest_error(passes.results(), 'bfloat16'):.2g}")
     except GateError as wrong:

@@ -81,13 +81,14 @@ def check(inputs: list[Tensor], *, unit: bool, parallel: bool, given: bool) -> N
     assert_definition(kernel, exact, inputs if given else inputs[:3], TOLERANCE[inputs[0].dtype])
 
 
-# Around the border of a chunk of 32, of the long chunks of 64 that wide heads have, and over several with a ragged end.
+# Around the borders of chunks of 16, of 32, and of the long ones of 64 that wide heads have, and over several with a
+# ragged end.
 @both_forms
 @pytest.mark.parametrize(
     ("length", "key_width", "value_width", "num_heads", "batch", "given"),
     [
-        *((length, 16, 16, 2, 1, False) for length in (1, 31, 33, 133)),
-        *((length, 64, 64, 1, 1, True) for length in (1, 63, 65)),
+        *((length, 16, 16, 2, 1, False) for length in (1, 17, 48, 49, 133)),
+        *((length, 64, 64, 1, 1, True) for length in (1, 17, 63, 65)),
         *((40, *widths, 1, 2, True) for widths in ((32, 16), (16, 48), (16, 128), (64, 16), (128, 32))),
     ],
 )
@@ -121,10 +122,31 @@ def test_kernels_of_wide_heads_are_the_definition_on_cards_with_little_shared_me
 
 
 @both_forms
-@pytest.mark.parametrize(("key_width", "value_width", "num_heads"), [(16, 32, 2), (256, 48, 1)])
-def test_kernels_in_bfloat16(key_width, value_width, num_heads, parallel):
-    inputs = rule_inputs(133, key_width, value_width, num_heads=num_heads, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("length", "key_width", "value_width", "num_heads"),
+    [(133, 16, 32, 2), (133, 256, 48, 1), (12, 64, 64, 1), (30, 64, 64, 1), (12, 256, 32, 1)],
+)
+def test_kernels_in_bfloat16(length, key_width, value_width, num_heads, parallel):
+    inputs = rule_inputs(length, key_width, value_width, num_heads=num_heads, dtype=torch.bfloat16)
     check(inputs, unit=True, parallel=parallel, given=True)
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "dtype", "chunk"),
+    [
+        (1, 32, torch.float32, 16),
+        (48, 32, torch.bfloat16, 16),
+        (49, 32, torch.bfloat16, 32),
+        (16, 64, torch.bfloat16, 16),
+        (17, 64, torch.bfloat16, 32),
+        (33, 64, torch.bfloat16, 64),
+        (33, 64, torch.float32, 32),
+        (1000, 128, torch.float32, 64),
+    ],
+)
+def test_a_short_sequence_has_a_short_chunk(length, width, dtype, chunk):
+    mixed, rates = torch.empty(1, length, 3 * width, dtype=dtype), torch.empty(1, length, 1)
+    assert DeltaRule(mixed, rates, rates, 1, 1, width, True).chunk == chunk
 
 
 @both_forms
@@ -317,7 +339,7 @@ def test_kernels_take_sub_steps(num_steps, groups):
 
 @pytest.mark.gpu
 @both_forms
-@pytest.mark.parametrize("length", [1, 31, 33, 64, 65, 300])
+@pytest.mark.parametrize("length", [1, 16, 31, 33, 49, 64, 65, 300])
 @pytest.mark.parametrize(
     ("key_width", "value_width", "dtype"),
     [

@@ -52,7 +52,7 @@ def test_float32_is_multiplied_as_torch_multiplies_it(precision, attention, othe
     ("dtype", "width", "of_delta", "of_diagonal"),
     [
         (torch.bfloat16, 64, (64, 4), (64, 8)),
-        (torch.float32, 32, (32, 4), (32, 4)),
+        (torch.float32, 32, (32, 2), (32, 4)),
         (torch.float32, 64, (32, 8), (32, 8)),
         (torch.float32, 128, (64, 8), (32, 8)),
     ],
@@ -71,7 +71,7 @@ def test_float32_has_shorter_chunks_and_more_warps(dtype, width, of_delta, of_di
     ("dtype", "width", "plain", "rotated"),
     [
         (torch.bfloat16, 64, (64, 4), (64, 4)),
-        (torch.float32, 32, (32, 4), (32, 4)),
+        (torch.float32, 32, (32, 2), (32, 4)),
         (torch.float32, 64, (32, 8), (16, 8)),
     ],
 )

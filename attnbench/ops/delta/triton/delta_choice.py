@@ -32,6 +32,22 @@ are read from beyond the shared memory."""
 
 NARROW_VALUES = 32
 
+NARROW_LAUNCH: dict[str, dict[str, int]] = LAUNCH | {
+    "pairs": {"num_warps": 1},
+    "walk_forward": {"num_warps": 2, "num_stages": 2, "VALUES": 32},
+    "walk_backward": {"num_warps": 2, "num_stages": 2, "VALUES": 32},
+    "gradient": {"num_warps": 2, "num_stages": 1, "VALUES": 32},
+}
+"""LAUNCH of heads with fewer than NARROW key channels: four warps would repeat half of the products of a chunk of 32,
+and three quarters of one of 16."""
+
+LEAST = 16
+"""Positions of the shortest chunk; Triton's products have at least 16 rows."""
+
+SHORT = 48
+"""Positions of a sequence up to which heads with fewer than NARROW key channels have chunks of LEAST: as compiled for
+Hopper, three of these take fewer registers and instructions than two chunks of 32."""
+
 NARROWEST = 32
 """Least value channels of a walk's block: on an H100, 1 x 8,192 positions of 32 heads of 128 channels (query and key of
 16) take 1.73 ms forward and backward with blocks of 32, 1.91 with 64, and in parallel 2.13; 2 x 16,384 of 12 heads of
@@ -106,6 +122,11 @@ class DeltaRule(Chunked):
 
     @property
     def chunk(self) -> int:
+        """C; no longer than a power of 2 that holds the whole sequence."""
+        if self.length <= (SHORT if self.key_width < NARROW else LEAST):
+            return LEAST
+        if self.length <= 2 * LEAST:
+            return 2 * LEAST
         return positions_of_chunk(self.key_width, self.value_width, self.mixed.dtype)
 
     @property
@@ -114,7 +135,7 @@ class DeltaRule(Chunked):
         return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
 
     def launch_of(self, kernel: str) -> dict[str, int]:
-        launch = LAUNCH[kernel]
+        launch = (LAUNCH if self.key_width >= NARROW else NARROW_LAUNCH)[kernel]
         is_float32 = self.mixed.dtype == torch.float32
         if kernel == "gradient":
             keys_of_four_warps = 32 if is_float32 else 64

@@ -104,7 +104,7 @@ def level_below(lower, apart, size: tl.constexpr):
 
 @triton.jit
 def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Return R in float32, of L strictly below the diagonal; C is 32 or 64.
+    """Return R in float32, of L strictly below the diagonal; C is 16, 32 or 64.
 
     R of diagonal blocks of one size gives R of blocks twice as large: with N the part of L between them, R + (I - R b)
     N (I - b R). Powers of the whole matrix would lose all digits if neighbouring keys are alike. Blocks of up to 16 are
@@ -124,7 +124,7 @@ def resolvent(lower, beta, C: tl.constexpr, PRECISION: tl.constexpr):
         result += left - product(left * block_beta, result, PRECISION)
     result = tl.reshape(tl.where(own, result[:, :, None, :], 0.0), (C, C))
     rows = tl.arange(0, C)
-    for level in tl.static_range(4, 6 if C == 64 else 5):
+    for level in tl.static_range(4, 4 + blocks // 2):
         left = level_below(lower, rows[:, None] ^ rows[None, :], 1 << level)
         left -= product(result * beta[None, :], left, PRECISION)
         result += left - product(left * beta[None, :], result, PRECISION)

@@ -258,7 +258,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float = 1e-6) -> Tensor:
     if on_kernels(x) and not torch.compiler.is_compiling():
         from attnbench.ops.layers.triton.rms_norm import rms_norm as norm
 
-        return norm(x.reshape(-1, x.shape[-1]), weight_D.to(x.dtype)[None], eps).view(x.shape)
+        return norm(x.reshape(-1, x.shape[-1]), weight_D[None], eps).view(x.shape)
     return F.rms_norm(x, weight_D.shape, weight_D.to(x.dtype), eps)
 
 

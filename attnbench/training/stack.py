@@ -4,6 +4,7 @@ Parameters and moments are stacked, (R, ...), and the tensors of each training a
 scores and checkpoints work as for a single training.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -201,11 +202,9 @@ class Stack:
             loss_R = self._losses(*parts)
         # Gradients of a sum: no training's loss affects another's gradient.
         with record_function("backward"), multiplying(self.precision):
-            loss_R.sum().backward()
+            gradients = torch.autograd.grad(loss_R.sum(), [*self.tensors.parameters.values()], allow_unused=True)
         with record_function("optimizer"):
-            norm_R = self.tensors.update(rates_R, is_still_R, self.settings)
-        for tensor in self.tensors.parameters.values():
-            tensor.grad = None
+            norm_R = self.tensors.update(gradients, rates_R, is_still_R, self.settings)
         return StepReport(loss_R.detach(), norm_R)
 
     def _losses(self, *parts: Tensor) -> Tensor:
@@ -264,6 +263,7 @@ class StackedTensors:
         self.parameters_RP, self.first_RP, self.second_RP = (like.new_zeros(num_rows, end) for _ in range(3))
         # Checkpoints have a count for each parameter; within a training all are equal.
         self.count_RN = torch.zeros(num_rows, len(shapes), device=like.device)
+        self.padding_RA = like.new_zeros(num_rows, ALIGNMENT)
         self.dtype = accumulation_dtype(like.dtype)
         self.decay_P = like.new_zeros(end, dtype=self.dtype)
         self.parameters: dict[str, Tensor] = {}
@@ -287,17 +287,21 @@ class StackedTensors:
         return stacked_RP[:, self.rows[name]].unflatten(1, shape)
 
     @torch.no_grad()
-    def update(self, rates_R: Tensor, is_still_R: Tensor, settings: TrainSettings) -> Tensor:
+    def update(
+        self, gradients: Sequence[Tensor | None], rates_R: Tensor, is_still_R: Tensor, settings: TrainSettings
+    ) -> Tensor:
         """Clip and update each training as `step.clip` and `step.update`; return the norms (R,) before clipping.
 
         Trainings in `is_still_R`, and those with non-finite gradients, do not change.
         """
-        gradient_RP = torch.zeros_like(self.parameters_RP, dtype=self.dtype)
-        for name, tensor in self.parameters.items():
-            if tensor.grad is not None:
-                gradient_RP[:, self.rows[name]] = tensor.grad.flatten(1)
+        parts = []
+        for tensor, gradient in zip(self.parameters.values(), gradients, strict=True):
+            parts.append((torch.zeros_like(tensor) if gradient is None else gradient).flatten(1))
+            parts.append(self.padding_RA[:, : -parts[-1].shape[1] % ALIGNMENT])
+        gradient_RP = torch.cat(parts, dim=1).to(self.dtype)
         norm_R = torch.linalg.vector_norm(gradient_RP, dim=1)
-        moves_R1 = (norm_R.isfinite() & ~is_still_R)[:, None]
+        # False for NaN too; `isfinite` is four launches.
+        moves_R1 = ((norm_R < math.inf) & ~is_still_R)[:, None]
         if settings.clip_norm:
             gradient_RP *= (settings.clip_norm / (norm_R + 1e-6)).clamp(max=1.0)[:, None]
         # Masked, because 0 times a non-finite number is not 0.
@@ -315,8 +319,9 @@ class StackedTensors:
         second_RP.lerp_(gradient_RP.square_(), (1 - settings.beta2) * moves_R1)
         scale_RP = (second_RP.sqrt() / root_R1).add_(settings.epsilon or EPSILON)
         step_R1 = rates_R1 / (1 - settings.beta1**count_R1).to(gradient_RP.dtype)
-        parameters_RP *= 1 - rates_R1 * self.decay_P
-        parameters_RP -= step_R1 * first_RP / scale_RP
+        if settings.weight_decay:
+            parameters_RP *= 1 - rates_R1 * self.decay_P
+        parameters_RP.addcdiv_(step_R1 * first_RP, scale_RP, value=-1)
         if self.dtype != self.parameters_RP.dtype:
             for tensor, new in zip(kept, moved, strict=True):
                 tensor.copy_(new)

@@ -25,32 +25,33 @@ class SplitSums(TorchFunctionMode):
             x, weight = args[:2]
             if torch.is_autocast_enabled(x.device.type):
                 # Outside the function, because its backward pass runs without autocast.
-                dtype = torch.get_autocast_dtype(x.device.type)
-                x, weight = x.to(dtype), weight.to(dtype)
-            return _Linear.apply(x, weight)
+                x = x.to(torch.get_autocast_dtype(x.device.type))
+            return _Linear.apply(x, weight, weight.detach().to(x.dtype))
         return func(*args, **(kwargs or {}))
 
 
 class _Linear(torch.autograd.Function):
-    """x_R...D and weight_RED to x weight^T, (R, ..., E); called within vmap, which adds the R."""
+    """x_R...D and weight_RED to x weight^T, (R, ..., E); called within vmap, which adds the R. `rounded_RED` is the
+    weight in x's dtype. The sum of the weight's gradient has the weight's own dtype: a cast of it would be a launch."""
 
     @staticmethod
-    def forward(x: Tensor, weight_RED: Tensor) -> Tensor:
-        return (_rows(x) @ weight_RED.mT).view(*x.shape[:-1], weight_RED.shape[1])
+    def forward(x: Tensor, weight_RED: Tensor, rounded_RED: Tensor) -> Tensor:
+        return (_rows(x) @ rounded_RED.mT).view(*x.shape[:-1], rounded_RED.shape[1])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[2])
+        ctx.dtype = inputs[1].dtype
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_RED = ctx.saved_tensors
         x_RND, gradient_RNE = _rows(x), _rows(gradient)
         of_x = (gradient_RNE @ weight_RED).view_as(x)
         parts = num_parts(x_RND.shape[1])
         sums = [tensor.unflatten(1, (parts, -1)).flatten(0, 1) for tensor in (gradient_RNE, x_RND)]
-        of_weight = (sums[0].mT @ sums[1]).unflatten(0, (-1, parts)).sum(1)
-        return of_x, of_weight
+        of_weight = (sums[0].mT @ sums[1]).unflatten(0, (-1, parts)).sum(1, dtype=ctx.dtype)
+        return of_x, of_weight, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *tensors: Tensor) -> tuple[Tensor, int]:

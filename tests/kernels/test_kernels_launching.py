@@ -356,9 +356,9 @@ def test_nothing_begins_away_from_a_card_or_for_sizes_that_are_not_known(monkeyp
 
 @pytest.mark.gpu
 def test_what_was_begun_is_what_a_launch_looks_for():
-    from attnbench.ops.layers.triton.swiglu import _forward
+    from attnbench.ops.layers.triton.swiglu import swiglu_kernel
 
-    x, caches = normal(77, 224, dtype=torch.bfloat16), _forward.device_caches[torch.cuda.current_device()][0]
+    x, caches = normal(77, 224, dtype=torch.bfloat16), swiglu_kernel.device_caches[torch.cuda.current_device()][0]
     before = set(caches)
     with FakeTensorMode() as mode:
         swiglu(mode.from_tensor(x))

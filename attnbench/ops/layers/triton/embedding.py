@@ -36,7 +36,7 @@ ROW_BYTES = 256
 
 def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
     """Return row `tokens_N` of the weight for every position, (N, D), in `dtype`; NaN for tokens without a row."""
-    return _of_models(tokens_N[None], weight_VD[None], dtype)[0]
+    return _of_models(tokens_N[None], weight_VD[None], dtype).squeeze(0)
 
 
 @custom_op("embed", lambda tokens, weight, dtype: weight.new_empty(*tokens.shape, weight.shape[2], dtype=dtype))

@@ -7,6 +7,7 @@ give the gradients of both factors, which the backward pass only scales (as in L
 # pyright: reportArgumentType=false
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ PART_BYTES = 2**25
 MAX_BLOCK = 4096
 """Logits of a row that a program holds at a time."""
 
+SHORT_ROWS = 1024
+"""Logits of a program's rows, where these are of at most 32 logits."""
+
+MAX_PARTS, FEW_SYMBOLS = 16, 128
+"""Most parts of the sums of the weights' gradients, and most symbols for which these are summed in parts."""
+
 
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, label_weight_N: Tensor | None, with_gradient: bool
@@ -36,8 +43,8 @@ def linear_cross_entropy(
     """
     label_weight = label_weight_N[None] if label_weight_N is not None else None
     results = _of_models(x_ND[None], weight_VD[None], targets_N[None], label_weight, with_gradient)
-    total, of_x, of_weight = results
-    return total[0], of_x[0], of_weight[0]
+    total, of_x, of_weight = (result.squeeze(0) for result in results)
+    return total, of_x, of_weight
 
 
 def _empty_gradients(x_MND: Tensor, weight_MVD: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -75,7 +82,10 @@ def _of_models(
         nats_MN[part] = _take_loss(logits, targets_MN[part], label_weight, num_symbols, with_gradient)
         if with_gradient:
             torch.matmul(logits, weight, out=of_x[part].view_as(x))
-            of_part = (logits.mT @ x)[..., :num_symbols, :].to(of_weight.dtype)
+            # In parts: cuBLAS splits a sum over rows for one matrix, but not for several.
+            parts = math.gcd(x.shape[-2], MAX_PARTS) if x.dim() == 3 and num_symbols <= FEW_SYMBOLS else 1
+            logits, x = (tensor.unflatten(-2, (parts, -1)) for tensor in (logits, x))
+            of_part = (logits.mT @ x).sum(-3, dtype=of_weight.dtype)[..., :num_symbols, :]
             if row == 0:
                 of_weight[part[0]] = of_part
             else:
@@ -89,13 +99,14 @@ def _take_loss(
     """Return the nats of each row of logits (..., V), (M, N); with gradient, overwrite the logits by it."""
     rows = logits.view(-1, logits.shape[-1])
     block = min(MAX_BLOCK, triton.next_power_of_2(rows.shape[1]))
+    # Of few symbols a program takes several rows, two or more of a warp.
+    rows_of_program = SHORT_ROWS // block if block <= 32 else 1
     nats_MN = torch.empty(targets_MN.shape, dtype=torch.float32, device=logits.device)
     launch(
-        _loss_and_gradient, (rows.shape[0],), rows, targets_MN.contiguous(),
-        nats_MN if label_weight_MN is None else label_weight_MN.contiguous(), nats_MN, num_symbols, rows.shape[1],
-        IS_WEIGHTED=label_weight_MN is not None, WITH_GRADIENT=with_gradient, BLOCK=block,
-        # For a row that fits in one warp, the other three would idle.
-        num_warps=1 if block <= 32 else 4,
+        _loss_and_gradient, (-(-len(rows) // rows_of_program),), rows, targets_MN.contiguous(),
+        nats_MN if label_weight_MN is None else label_weight_MN.contiguous(), nats_MN, len(rows), num_symbols,
+        rows.shape[1], IS_WEIGHTED=label_weight_MN is not None, WITH_GRADIENT=with_gradient, BLOCK=block,
+        ROWS=rows_of_program,
     )  # fmt: skip
     return nats_MN
 
@@ -104,43 +115,47 @@ def _take_loss(
 def _gradient(ctx: Any, total_gradient_M: Tensor, *_: None) -> tuple[Tensor, Tensor]:
     of_x, of_weight = ctx.saved_tensors
     gradient_M11 = total_gradient_M[:, None, None]
-    return of_x * gradient_M11, of_weight * gradient_M11
+    # The scale is float32, and the product would be.
+    return torch.mul(of_x, gradient_M11, out=torch.empty_like(of_x)), of_weight * gradient_M11
 
 
 @triton.jit
 def _loss_and_gradient(
-    logits, targets, label_weights, nats, num_symbols, stride,
-    IS_WEIGHTED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    logits, targets, label_weights, nats, num_rows, num_symbols, stride,
+    IS_WEIGHTED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one row's loss, and the gradient of its logits in place."""
-    row = tl.program_id(0).to(tl.int64)
-    row_logits = logits + row * stride
-    column = tl.arange(0, BLOCK)
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    """Compute the loss of rows, and the gradient of their logits in place."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    exists = row < num_rows
+    row_logits = logits + row[:, None] * stride
+    column = tl.arange(0, BLOCK)[None, :]
+    highest = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
     for start in range(0, num_symbols, BLOCK):
-        there = start + column < num_symbols
+        there = (start + column < num_symbols) & exists[:, None]
         highest = tl.maximum(
             highest, tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32)
         )
-    peak = tl.max(highest, 0)
-    odds = tl.zeros([BLOCK], tl.float32)
+    peak = tl.max(highest, 1)
+    odds = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, num_symbols, BLOCK):
-        there = start + column < num_symbols
-        odds += tl.exp(tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32) - peak)
-    total = tl.sum(odds, 0)
-    target = tl.load(targets + row)
-    weight = 1.0
+        there = (start + column < num_symbols) & exists[:, None]
+        given = tl.load(row_logits + start + column, mask=there, other=float("-inf")).to(tl.float32)
+        odds += tl.exp(given - peak[:, None])
+    total = tl.sum(odds, 1)
+    target = tl.load(targets + row, mask=exists, other=0)
+    weight = tl.full([ROWS], 1.0, tl.float32)
     if IS_WEIGHTED:
-        weight = tl.load(label_weights + row)
-    of_target = tl.load(row_logits + target).to(tl.float32)
-    tl.store(nats + row, weight * (tl.log(total) + peak - of_target))
+        weight = tl.load(label_weights + row, mask=exists, other=0.0)
+    of_target = tl.load(logits + row * stride + target, mask=exists, other=0.0).to(tl.float32)
+    tl.store(nats + row, weight * (tl.log(total) + peak - of_target), mask=exists)
     if WITH_GRADIENT:
         # Every thread must have read the target's logit before it is overwritten.
         tl.debug_barrier()
         for start in range(0, stride, BLOCK):
             index = start + column
-            there = index < num_symbols
-            odds = tl.exp(tl.load(row_logits + index, mask=there, other=float("-inf")).to(tl.float32) - peak)
-            gradient = weight * (odds / total - tl.where(index == target, 1.0, 0.0))
+            there = (index < num_symbols) & exists[:, None]
+            given = tl.load(row_logits + index, mask=there, other=float("-inf")).to(tl.float32)
+            odds = tl.exp(given - peak[:, None]) / total[:, None]
+            gradient = weight[:, None] * (odds - tl.where(index == target[:, None], 1.0, 0.0))
             # Padding has no gradient.
-            tl.store(row_logits + index, tl.where(there, gradient, 0.0), mask=index < stride)
+            tl.store(row_logits + index, tl.where(there, gradient, 0.0), mask=(index < stride) & exists[:, None])

@@ -28,13 +28,13 @@ def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
 
     Args:
         x_ND: may be a slice of wider rows.
-        weight_RD: of R stacked models; equal parts of the rows belong to each, in order.
+        weight_RD: of R stacked models, rounded to x's dtype; equal parts of the rows belong to each, in order.
     """
     x_ND, stride = _rows(x_ND)
     y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
     num_rows, options = x_ND.shape[0] // len(weight_RD), _block(x_ND)
     grid = (-(-num_rows // options["ROWS"]), len(weight_RD))
-    launch(_forward, grid, x_ND, weight_RD.contiguous(), y_ND, num_rows, x_ND.shape[1], stride, eps, **options)
+    launch(rms_norm_kernel, grid, x_ND, weight_RD.contiguous(), y_ND, num_rows, x_ND.shape[1], stride, eps, **options)
     return y_ND
 
 
@@ -58,7 +58,7 @@ def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps:
     parts = torch.empty(num_models, num_parts, width, dtype=torch.float32, device=x_ND.device)
     inputs = gradient_ND.contiguous(), x_ND, weight_RD.contiguous()
     sizes = num_rows, width, stride, blocks_a_part * options["ROWS"]
-    launch(_backward, (num_parts, num_models), *inputs, of_x, parts, *sizes, eps, **options)
+    launch(rms_norm_gradient_kernel, (num_parts, num_models), *inputs, of_x, parts, *sizes, eps, **options)
     return of_x, parts.sum(1)
 
 
@@ -87,23 +87,25 @@ def unit_rows(x, address, there, width, eps):
 
 
 @triton.jit
-def _forward(x, weight, y, num_rows, width, stride, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def rms_norm_kernel(x, weight, y, num_rows, width, stride, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Grid: blocks of a model's rows, models."""
     model, column = tl.program_id(1).to(tl.int64), tl.arange(0, COLUMNS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < num_rows)[:, None] & (column < width)[None, :]
     row = (model * num_rows + row)[:, None]
     unit, _ = unit_rows(x, row * stride + column[None, :], there, width, eps)
-    gain = tl.load(weight + model * width + column, mask=column < width, other=0.0).to(tl.float32)
+    gain = tl.load(weight + model * width + column, mask=column < width, other=0.0)
+    gain = gain.to(x.dtype.element_ty).to(tl.float32)
     tl.store(y + row * width + column[None, :], unit * gain[None, :], mask=there)
 
 
 @triton.jit
-def _backward(gradient, x, weight, of_x, parts, num_rows, width, stride, rows_a_part, eps,
+def rms_norm_gradient_kernel(gradient, x, weight, of_x, parts, num_rows, width, stride, rows_a_part, eps,
               ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Grid: parts of a model's rows, models."""
     part, model, column = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, COLUMNS)
-    gain = tl.load(weight + model * width + column, mask=column < width, other=0.0).to(tl.float32)
+    gain = tl.load(weight + model * width + column, mask=column < width, other=0.0)
+    gain = gain.to(x.dtype.element_ty).to(tl.float32)
     end = tl.minimum((part + 1) * rows_a_part, num_rows)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(part * rows_a_part, end, ROWS):

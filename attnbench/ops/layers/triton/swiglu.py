@@ -22,7 +22,7 @@ def swiglu(packed_NF: Tensor) -> Tensor:
     num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
     mixed_NF = packed_NF.new_empty(num_rows, width)
     grid = (-(-mixed_NF.numel() // BLOCK),)
-    launch(_forward, grid, packed_NF.contiguous(), mixed_NF, num_rows, width, BLOCK=BLOCK)
+    launch(swiglu_kernel, grid, packed_NF.contiguous(), mixed_NF, num_rows, width, BLOCK=BLOCK)
     return mixed_NF
 
 
@@ -31,7 +31,7 @@ def swiglu_backward(gradient_NF: Tensor, packed_NF: Tensor) -> Tensor:
     num_rows, width = gradient_NF.shape
     packed_gradient = torch.empty_like(packed_NF, memory_format=torch.contiguous_format)
     grid, inputs = (-(-gradient_NF.numel() // BLOCK),), (gradient_NF.contiguous(), packed_NF.contiguous())
-    launch(_backward, grid, *inputs, packed_gradient, num_rows, width, BLOCK=BLOCK)
+    launch(swiglu_gradient_kernel, grid, *inputs, packed_gradient, num_rows, width, BLOCK=BLOCK)
     return packed_gradient
 
 
@@ -49,7 +49,7 @@ def _addresses(num_rows, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _forward(packed, mixed, num_rows, width, BLOCK: tl.constexpr):
+def swiglu_kernel(packed, mixed, num_rows, width, BLOCK: tl.constexpr):
     single, gated, there = _addresses(num_rows, width, BLOCK)
     gate = tl.load(packed + gated, mask=there, other=0.0).to(tl.float32)
     up = tl.load(packed + gated + width, mask=there, other=0.0).to(tl.float32)
@@ -57,7 +57,7 @@ def _forward(packed, mixed, num_rows, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward(gradient, packed, packed_gradient, num_rows, width, BLOCK: tl.constexpr):
+def swiglu_gradient_kernel(gradient, packed, packed_gradient, num_rows, width, BLOCK: tl.constexpr):
     single, gated, there = _addresses(num_rows, width, BLOCK)
     given = tl.load(gradient + single, mask=there, other=0.0).to(tl.float32)
     gate = tl.load(packed + gated, mask=there, other=0.0).to(tl.float32)

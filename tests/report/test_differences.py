@@ -151,7 +151,7 @@ def test_differences_are_drawn_the_best_first_between_their_margins():
     assert section.title == "Differences from softmax"
     (pictures,) = [block for block in section.blocks if isinstance(block, Pictures)]
     recall, text = pictures.shown
-    assert (recall.title, text.title) == ("Recall: accuracy less softmax’s", "Perplexity: perplexity less softmax’s, %")
+    assert (recall.title, text.title) == ("Recall: accuracy less softmax’s", "Perplexity less softmax’s, %")
     assert (recall.legend, text.legend) == ("sequence length 256; better →", "sequence length 256; ← better")
     drawn = {it.name: it.spec["datasets"]["figures"] for it in pictures.shown}
     assert [it["variant"] for it in drawn["differences-recall"]] == [

@@ -47,13 +47,13 @@ def test_the_table_has_arrows_signs_and_the_digits_that_matter():
     assert r"variant & symbols copied (\%) $\uparrow$ length 50 \\" in latex
     assert r"softmax & \textbf{99} \\" in latex
     assert r"linear & 41 $\blacktriangledown$ \\" in latex
-    # A score that rounds to the best one, but is worse by a test, is not shaded.
+    # A score that rounds to the best one, but is worse by a test, has digits that show it.
     close = {"softmax": [0.9912, 0.9913, 0.9911], "linear": [0.9871, 0.9872, 0.9873], "gla": [0.4, 0.41, 0.42]}
     rows = [it for name, scores in close.items() for it in rows_of(name, *scores * 4, settings=PLACE)]
     inputs = inputs_of(rows, list(close), rank=list(close), reference="softmax")
     table = score_table(summary(inputs.figures, inputs.verdicts))
     shown = [(cell.text, cell.mark, cell.sign) for _, cell in table.lines if isinstance(cell, TableCell)]
-    assert shown == [("99", "best", ""), ("99", "", "▼"), ("41", "", "▼")]
+    assert shown == [("99.1", "best", ""), ("98.7", "", "▼"), ("41.0", "", "▼")]
     # Of equal means none is the best.
     alike = [it for name in values for it in rows_of(name, 0.5, 0.5, settings=PLACE)]
     assert [line[1].mark for line in score_table(summary(inputs_of(alike, [*values]).figures, [])).lines] == ["", ""]

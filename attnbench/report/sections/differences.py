@@ -81,7 +81,8 @@ def _picture(base: str, verdicts: Sequence[Verdict], variants: Sequence[str]) ->
     # The best variant comes first.
     ordered = sorted(verdicts, key=lambda it: without_rounding(it.difference or 0.0) * (1 if is_nats else -1))
     metric = "perplexity" if is_nats else words.metric_name(primary.metric)
-    title = f"{words.heading(evaluation)}: {metric} less {base}’s{', %' if is_nats else ''}"
+    name = words.capitalized(metric) if metric == evaluation else f"{words.heading(evaluation)}: {metric}"
+    title = f"{name} less {base}’s{', %' if is_nats else ''}"
     description = " ".join(words.verdict_sentence(verdict) for verdict in ordered)
     data = [datum for it in ordered for datum in _data(it)]
     place = words.where({name: value for name, value in verdicts[0].pair.settings.items() if name not in USUAL})

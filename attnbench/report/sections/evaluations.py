@@ -92,42 +92,42 @@ def _outcome(verdict: Verdict) -> str:
 
 
 def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
-    metrics: dict[str, dict[str, dict[str, Figure]]] = {}
-    for figure in figures:
-        metrics.setdefault(figure.metric, {}).setdefault(_place(figure), {})[figure.label] = figure
-    names = {figure.metric: words.capitalized(words.metric_name(figure.metric, figure.unit)) for figure in figures}
-    several = {metric: lines for metric, lines in metrics.items() if len(lines) > 1}
-    parts = [
-        _numbers(names[metric], "Setting", lines, f"{len(lines)} settings", is_open=is_open)
-        for metric, lines in several.items()
-    ]
-    single = {
-        names[metric] + (f", {where}" if where != NOTHING else ""): by_variant
-        for metric, lines in metrics.items()
-        if metric not in several
-        for where, by_variant in lines.items()
-    }
-    if single:
-        title = "Single numbers" if several else "Numbers"
-        parts.append(
-            _numbers(
-                title, "Metric", single, f"{len(single)} {'metric' if len(single) == 1 else 'metrics'}", is_open=is_open
-            )
-        )
-    return parts
+    metrics = grouped(figures, lambda figure: figure.metric)
+    several = [group for group in metrics.values() if len({figure.key for figure in group}) > 1]
+    single = [figure for group in metrics.values() if group not in several for figure in group]
+    parts = [_numbers(_metric(group[0]), "setting", group, is_open=is_open) for group in several]
+    title = "Single numbers" if several else "Numbers"
+    return [*parts, *([_numbers(title, "metric", single, is_open=is_open)] if single else [])]
 
 
-def _numbers(title: str, header: str, lines: dict[str, dict[str, Figure]], count: str, *, is_open: bool) -> Folded:
-    variants = list(dict.fromkeys(variant for by_variant in lines.values() for variant in by_variant))
+def _numbers(title: str, header: str, figures: Sequence[Figure], *, is_open: bool) -> Folded:
+    """List figures by setting or by metric; settings that all have stand below the table."""
+    first = figures[0].settings.items()
+    common = {name: value for name, value in first if all(it.settings.get(name) == value for it in figures)}
+    lines: dict[str, dict[str, Figure]] = {}
+    for it in figures:
+        place = words.where({name: value for name, value in it.settings.items() if name not in common})
+        parts = [_metric(it) if header == "metric" else "", place, words.chances(it.settings)]
+        lines.setdefault(", ".join(filter(None, parts)) or NOTHING, {})[it.label] = it
+    variants = list(dict.fromkeys(it.label for it in figures))
     body = [[name, *(_value(by_variant.get(variant)) for variant in variants)] for name, by_variant in lines.items()]
-    shown = [figure for by_variant in lines.values() for figure in by_variant.values()]
-    table = Table(title=title, headers=[header, *variants], lines=body, notes=_brackets(shown))
-    return Folded(title, count, table, is_open)
+    notes = " ".join([*([f"All at {where}."] if (where := words.where(common)) else []), *_brackets(figures)])
+    headers = [words.capitalized(header), *variants]
+    table = Table(title=title, headers=headers, lines=body, notes=[notes] if notes else [])
+    return Folded(title, f"{len(lines)} {header}{'s' * (len(lines) > 1)}", table, is_open)
+
+
+def _metric(figure: Figure) -> str:
+    return words.capitalized(words.metric_name(figure.metric, figure.unit))
 
 
 def _brackets(figures: Sequence[Figure]) -> list[str]:
     """Say what the brackets of a table are, and how large the test is."""
-    kinds = {words.interval_name([it]): "(…)" if it.has_range else "[…]" for it in figures if it.spread}
+    kinds = {
+        words.interval_name([it]): "(…)" if it.has_range else "[…]"
+        for it in figures
+        if it.spread and it.metric != "solved"
+    }
     told = [f"{bracket}: {kind}." for kind, bracket in kinds.items()]
     sizes = {it.num_samples for it in figures if it.num_samples and is_accuracy(it.metric)}
     told += [f"Each seed answers {words.listed(f'{size:,}' for size in sorted(sizes))} test items."] if sizes else []
@@ -138,12 +138,7 @@ def _brackets(figures: Sequence[Figure]) -> list[str]:
             f"On another text of this length all variants would move together, by up to {max(halves):.2g} nats "
             f"(95 % interval over {whose})."
         )
-    return [" ".join(told)] if told else []
-
-
-def _place(figure: Figure) -> str:
-    where, chance = words.where(figure.settings) or NOTHING, words.chances(figure.settings)
-    return f"{where} ({chance})" if chance else where
+    return told
 
 
 def _value(figure: Figure | None) -> str | TableCell:
@@ -153,7 +148,7 @@ def _value(figure: Figure | None) -> str | TableCell:
         return TableCell(text=" ".join(filter(None, (words.outcome(figure), figure.without))), mark="lost")
     num_seeds = sum(figure.statuses.values())
     notes = (
-        figure.spread,
+        figure.spread if figure.metric != "solved" else "",
         figure.without,
         *(f"{words.status_name(n)} {count} of {num_seeds}" for n, count in figure.statuses.items() if n == "diverged"),
     )

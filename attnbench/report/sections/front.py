@@ -30,7 +30,7 @@ def front(inputs: Inputs, verdicts: Sequence[Verdict], notes: Sequence[Block]) -
     scores = replace(scores, table=replace(scores.table, lead=""))
     pictures = front_pictures(inputs, verdicts)
     drawn = [Pictures(pictures)] if pictures else []
-    equal = Note(equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates), heading=EQUAL)
+    equal = Note(equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates), kind="note wide", heading=EQUAL)
     blocks: list[Block] = [*unfinished, Sentences(said), equal, *lead, scores, *drawn, *notes]
     return Section(title="The answer", blocks=blocks, is_first=True)
 

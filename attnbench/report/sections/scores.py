@@ -52,6 +52,7 @@ def signs_note(content: Summary, reference: str | None) -> str:
     told = ", ".join(f"{sign} {word}" for sign, word in named.items() if sign in signs)
     whom = "Signs are against every other variant" if reference is None else f"Signs are against {reference}"
     tested = f" {whom}: {told}, at 5 % over all tests; without a sign: not decided, or not tested." if told else ""
+    tested += " Brackets of sentences: intervals of differences, for all tests together." * bool(told)
     solved = [SOLVED] if any(entry.solved for line in content.lines.values() for entry in line) else []
     return " ".join([f"Shaded: the best mean of a column.{tested}", *solved, *content.ratio_notes])
 
@@ -72,15 +73,19 @@ def _cells(
 ) -> list[TableCell]:
     figures = [entry.figure for entry in entries]
     judge = primary if primary is not None and column.judged_by == primary.metric else None
-    texts = [words.score(it, judge) if it is not None else NOTHING for it in figures]
-    best = _best(column, figures, texts)
+    signs = [_sign(entry, has_reference=any(it.verdict is not None for it in entries)) for entry in entries]
+    texts, best = [], ""
+    # A score that is worse by a test gets digits that show it.
+    for more in range(3):
+        texts = [words.score(it, judge, more=more) if it is not None else NOTHING for it in figures]
+        best = _best(column, figures, texts)
+        if (best, SIGNS["worse"]) not in zip(texts, signs, strict=True):
+            break
     cells = []
-    for entry, figure, text in zip(entries, figures, texts, strict=True):
+    for entry, figure, text, sign in zip(entries, figures, texts, signs, strict=True):
         if figure is None or figure.mean is None:
             cells.append(TableCell(text=text, notes=_notes(entry, False), mark="lost" if figure else ""))
             continue
-        sign = _sign(entry, has_reference=any(it.verdict is not None for it in entries))
-        # A score that rounds to the best one may be worse.
         mark = "best" if text == best and sign != SIGNS["worse"] else ""
         cells.append(TableCell(text=text, notes=_notes(entry, with_intervals), mark=mark, sign=sign))
     return cells

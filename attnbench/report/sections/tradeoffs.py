@@ -51,7 +51,7 @@ def cost_pictures(
         groups = priced(figures, evaluation, primary, metric)
         for points in groups:
             if sittings_lead(("", point.cost) for point in points):
-                tables.append(Note(f"Not drawn, as it was timed in several processes: {_title(evaluation, points)}."))
+                tables.append(Note(f"Not drawn, as its timings cannot be ranked: {_title(evaluation, points)}."))
             elif len({point.price for point in points}) > 1:
                 name = file_name(evaluation, points[0].cost.metric, *([_place(points)] if len(groups) > 1 else []))
                 best = frontier(points, primary) if primary.higher_is_better else []

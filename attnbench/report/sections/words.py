@@ -31,6 +31,7 @@ NAMES = {
     "pairs_per_kib": "pairs recalled per KiB of state",
     "selection": "validation accuracy",
     "solved": "seeds that solve it",
+    "steps_trained": "steps trained",
     "nats_per_character": "nats per character",
     "growth_exponent": "exponent of memory's growth",
     "ceiling_fraction": "share of the device's peak",
@@ -160,6 +161,8 @@ def without_addresses(text: str) -> str:
 
 
 def outcome(figure: Figure, *, in_table: bool = False) -> str:
+    if figure.metric == "solved" and figure.values:
+        return f"{sum(figure.values.values()):.0f} of {len(figure.values)}"
     number = figure.number if in_table else figure.text
     if not number:
         return figure.lack
@@ -316,18 +319,18 @@ def noise_sentence(noise: Noise) -> str:
     return f"{noise.evaluation} {ends[0]:.2g} and {ends[1]:.2g} {noise.primary.scale}{of_some}"
 
 
-def score(figure: Figure, primary: Primary | None) -> str:
+def score(figure: Figure, primary: Primary | None, *, more: int = 0) -> str:
     """Format a mean so that its last digit is no larger than the difference that matters, accuracies in percent.
 
-    Without such a difference it has three digits.
+    Without such a difference it has three digits; `more` are added.
     """
     if figure.mean is None:
         return figure.lack
     value = figure.mean * (100 if is_accuracy(figure.metric) else 1)
-    return f"{figure.ratio_text}{_rounded(value, figure.metric, primary)}"
+    return f"{figure.ratio_text}{_rounded(value, figure.metric, primary, more)}"
 
 
-def _rounded(value: float, metric: str, primary: Primary | None) -> str:
+def _rounded(value: float, metric: str, primary: Primary | None, more: int = 0) -> str:
     if primary is not None and (metric == primary.metric or primary.kind == "nats"):
         matters = primary.margin * (100 if is_accuracy(metric) else abs(value) if metric == "perplexity" else 1)
     else:
@@ -335,7 +338,7 @@ def _rounded(value: float, metric: str, primary: Primary | None) -> str:
     if not 1e-9 < matters < 1e9 or abs(value) >= 1e15:
         return format_number(value)
     # A margin of 1 % in nats is a little less than 0.01.
-    decimals = math.ceil(-math.log10(matters) - 0.05)
+    decimals = math.ceil(-math.log10(matters) - 0.05) + more
     return f"{round(value, decimals) + 0.0:,.{max(decimals, 0)}f}"
 
 

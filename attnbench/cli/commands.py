@@ -15,7 +15,7 @@ DEMO = ("plan=demo", "device=cpu", "logger=offline")
 
 
 def demo() -> None:
-    """Compare four mixers on this machine's CPU in minutes, without a download."""
+    """Compare four mixers on the CPU in minutes; no download."""
     given = {word.partition("=")[0] for word in sys.argv[1:]}
     sys.argv[1:1] = [word for word in DEMO if word.partition("=")[0] not in given]
     compare()
@@ -29,7 +29,7 @@ def train() -> None:
 
 
 def compare() -> None:
-    """Compare variants by a plan: train, evaluate, judge, write a report."""
+    """Compare variants by a plan and write a report."""
     from attnbench.cli.compose import compose
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_comparison
@@ -63,7 +63,7 @@ def findings() -> None:
 
 @ending_in_one_line()
 def report() -> None:
-    """Write the report of an experiment, or compare two experiments."""
+    """Write the report of an experiment, or compare two."""
     parser = argparse.ArgumentParser(description=report.__doc__)
     parser.add_argument("folder", help="an experiment of outputs/, a run, or a published folder")
     parser.add_argument(
@@ -101,7 +101,7 @@ def generate() -> None:
 
 
 def export() -> None:
-    """Write the model of a run as a folder that another library loads."""
+    """Write a run's model as a folder for another library."""
     from attnbench.cli.launch import launch
     from attnbench.cli.reading import read_export
 
@@ -133,7 +133,7 @@ def bench() -> None:
 
 @ending_in_one_line()
 def data() -> None:
-    """Download WikiText-2 or books into data/, or copy it from a folder."""
+    """Download WikiText-2 or books, or copy them from a folder."""
     parser = argparse.ArgumentParser(description=data.__doc__)
     parser.add_argument("corpus", nargs="?", choices=("wikitext2", "books"), default="wikitext2")
     parser.add_argument(
@@ -184,11 +184,11 @@ COMMANDS: dict[str, Callable[[], None]] = {
 
 
 LISTING = """\
-Compare sequence mixers in the same language model, on the same data, by the same evaluations.
+Compare sequence mixers in one language model, on the same data and tasks.
 
 {commands}
 
-attnbench COMMAND --help lists the settings of a command; attnbench --version prints the version."""
+attnbench COMMAND --help lists its settings; attnbench --version the version."""
 
 
 def main() -> None:

@@ -33,27 +33,21 @@ def help_text(command: str, values: Mapping[str, Any], hydra_config: Any) -> str
     comments = _comments(values, hydra_config.runtime.choices, path, folders)
     parts = [hydra_config.help.header]
     parts += [f"Groups (group=option):\n\n{groups}"] if groups else []
-    parts += ["Settings (group.setting=value), with their values as this command line leaves them:\n"]
+    parts += ["Settings (group.setting=value) and their values by this command line:\n"]
     parts += ["".join(f"{line}\n" for line in _lines(values, comments, ())) + (hydra_config.help.get("footer") or "")]
     return "\n".join(parts)
 
 
 def _comments(values: Mapping[str, Any], choices: Mapping[str, Any], path: Path, folders: Sequence[Path]) -> Comments:
     """Return the comments of all settings, from the command's yaml and the chosen options of its groups."""
-    top_level = {setting: comment for setting, comment in read_comments(path).items() if setting}
-    siblings: Comments = {}
-    chosen: Comments = {}
+    comments = {setting: comment for setting, comment in read_comments(path).items() if setting}
     for group in groups_of(path):
         if group == "eval":
             for name in values[group] or {}:
-                chosen |= _of_option(f"{group}/{name}.yaml", (group, name), folders)
+                comments |= _of_option(f"{group}/{name}.yaml", (group, name), folders)
         elif group in values:
-            chosen |= _of_option(f"{group}/{choices[group]}.yaml", (group,), folders)
-            # An option may inherit a setting from another option of its group, which explains it.
-            for name in _options(group, folders):
-                comments = _of_option(f"{group}/{name}.yaml", (group,), folders)
-                siblings |= {setting: comment for setting, comment in comments.items() if len(setting) == 2}
-    return siblings | top_level | chosen
+            comments |= _of_option(f"{group}/{choices[group]}.yaml", (group,), folders)
+    return comments
 
 
 def _options(group: str, folders: Sequence[Path]) -> list[str]:
@@ -93,7 +87,8 @@ def _of_mapping(node: yaml.MappingNode, lines: Sequence[str], path: tuple[str, .
         # A value of several lines has its comment behind the key.
         line, column = (key.end_mark.line, key.end_mark.column + 1) if is_block else _end(value)
         behind = lines[line][column:].strip() if line < len(lines) else ""
-        above = _block(lines, key.start_mark.line - 1, -1)
+        # The comment above the line of a flow mapping explains the whole of it.
+        above = "" if node.flow_style else _block(lines, key.start_mark.line - 1, -1)
         comment = behind.lstrip("# ") if behind.startswith("#") else above
         if comment:
             yield here, comment
@@ -121,9 +116,15 @@ def _block(lines: Sequence[str], start: int, step: int) -> str:
 
 
 def _of_option(name: str, prefix: tuple[str, ...], folders: Sequence[Path]) -> Comments:
+    """Return an option's comments, with those of the options that it extends for settings that it leaves alone."""
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-    comments = read_comments(path) if path is not None else {}
-    return {(*prefix, *setting): comment for setting, comment in comments.items()}
+    if path is None:
+        return {}
+    comments: Comments = {}
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8")).get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            comments |= _of_option(f"{Path(name).parent}/{entry}.yaml", prefix, folders)
+    return comments | {(*prefix, *setting): comment for setting, comment in read_comments(path).items()}
 
 
 def _lines(values: Mapping[str, Any], comments: Comments, path: tuple[str, ...]) -> Iterator[str]:

@@ -203,7 +203,7 @@ def _add_own_conf() -> str | None:
     own = own_conf()
     if own is None:
         return None
-    log.info("conf/: its yamls can be chosen too (--config-dir names another folder)")
+    log.info("conf/ of this folder: its options join attnbench's own")
     sys.argv[1:1] = ["--config-dir", str(own)]
     return str(own)
 

@@ -45,8 +45,8 @@ def seen_of_the_future(
             apart = largest_difference(mixer(_narrowed(x_BTD, precision))[0], y_BTD)
         if apart > LEAK[precision]:
             raise ReturnError(
-                f"two passes over one input differ by {apart:.1e}; a mixer is a function of its input, without random "
-                "numbers: model.dropout=0.1 drops for every mixer alike"
+                f"two passes over one input differ by {apart:.1e}; remove random numbers such as Dropout from the "
+                "layer (model.dropout sets dropout of the model, for all variants alike)"
             )
         for position in positions:
             gradient_BTD = gradient_in(y_BTD[:, position], x_BTD)

@@ -105,9 +105,9 @@ def overview(runs: Sequence[Run], *, in_full: bool = False) -> Table:
         ]
         for name, group in ordered
     ]
-    headers = ["experiment", "runs", "cells", *states, "last change", "bytes" if in_full else "MiB"]
+    headers = ["experiment", "language models", "other runs", *states, "last change", "bytes" if in_full else "MiB"]
     total = sum(run.num_bytes for run in runs)
-    notes = [f"{len(runs)} runs and cells, {_size(total)} MiB; attnbench runs NAME lists those of one experiment."]
+    notes = [f"{len(runs)} runs, {_size(total)} MiB; attnbench runs NAME lists those of one experiment."]
     return Table(headers=headers, lines=lines, notes=[] if in_full else notes)
 
 
@@ -176,15 +176,15 @@ def _shown(run: Run) -> Mapping[str, ResultRow]:
     return {name: row for name, row in run.scores.items() if name != TRAINING} or run.scores
 
 
-def _score_key(evaluation: str, row: ResultRow) -> tuple[str, str, str]:
+def _score_key(evaluation: str, row: ResultRow) -> tuple[str, str]:
     measurement = row.measurement
-    name = metric_name(measurement.metric, measurement.unit)
-    return evaluation, name, str(measurement.settings.get("split", ""))
+    settings = measurement.settings
+    name = f"{settings.get('split', '')} {metric_name(measurement.metric, measurement.unit)}".strip()
+    return evaluation, f"{name}, length {settings['length']:,}" if "beyond_training" in settings else name
 
 
-def _score_name(key: tuple[str, str, str]) -> str:
-    _, name, split = key
-    return f"{split} {name}".strip()
+def _score_name(key: tuple[str, str]) -> str:
+    return key[1]
 
 
 def _columns(runs: Sequence[Run]) -> Table:

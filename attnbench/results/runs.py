@@ -33,7 +33,10 @@ MAX_DEPTH = 4
 MAX_NEAR = 4
 """Names that a message about an unknown or ambiguous one lists."""
 
-PREFERRED = ({"split": "test"}, {"split": "validation"}, {"checkpoint": "best"}, {"context": "full"})
+PREFERRED = (
+    *({"split": "test"}, {"split": "validation"}, {"checkpoint": "best"}, {"context": "full"}),
+    {"beyond_training": False},
+)
 """Settings of the row that stands for a results file, applied in turn as long as a row has them."""
 
 TIMED = ("tokens_per_second", "decode_tokens_per_second", "training_peak_mib", "step_milliseconds")
@@ -194,12 +197,19 @@ def _chosen(objects: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
         preferred = [content for content in scores if _has(content.get("settings"), wanted)]
         scores = preferred or scores
     if scores is not objects or objects[0].get("evaluation") == TRAINING:
-        return scores[0]
+        alike = [content for content in scores if content.get("metric") == scores[0].get("metric")]
+        return max(alike, key=_trained_length)
     for metric in TIMED:
         timed = [content for content in objects if content.get("metric") == metric]
         if timed:
             return next((content for content in reversed(timed) if content.get("value") is not None), timed[0])
     return objects[0]
+
+
+def _trained_length(content: Mapping[str, Any]) -> float:
+    settings = content.get("settings")
+    length = settings.get("length") if isinstance(settings, dict) and settings.get("beyond_training") is False else 0
+    return length if isinstance(length, int | float) else 0
 
 
 def _has(settings: Any, wanted: Mapping[str, Any]) -> bool:

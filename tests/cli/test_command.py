@@ -73,7 +73,7 @@ def test_yamls_and_classes_of_the_folder_are_found(tmp_path):
     words = ["attn=mine", "experiment=demo", "train.num_epochs=null", "train.num_steps=1", "eval=[]", "logger=none"]
     code, _, errors = run_here("train", *words, "device=cpu", "train.batch_size=1", cwd=tmp_path)
     assert code == 0, errors
-    assert "conf/: its yamls can be chosen too" in errors
+    assert "conf/ of this folder" in errors
     assert list((tmp_path / "outputs" / "demo").glob("mine-*"))
 
 

@@ -66,7 +66,7 @@ def on_terminal(tables: Sequence[Table]) -> str:
 def test_a_terminal_shows_a_line_an_experiment(outputs):
     text = on_terminal([overview(find_runs(outputs))])
     header, line = (text.splitlines()[index].split() for index in (1, 3))
-    assert header == ["experiment", "runs", "cells", "failed", "last", "change", "MiB"]
+    assert header == ["experiment", "language", "models", "other", "runs", "failed", "last", "change", "MiB"]
     assert line[:4] == ["demo", "4", "0", "1"]
 
 

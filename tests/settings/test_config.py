@@ -426,12 +426,12 @@ SHOWN = {"train": ["eval=[throughput,memory,copy,recall,perplexity,inference]"],
 def test_help_lists_the_groups_there_are_and_explains_every_setting(script: str, tmp_path: Path) -> None:
     code, said, _ = run_here(script, *SHOWN.get(script, []), "--help")
     assert code == 0
-    before, _, shown = said.partition("as this command line leaves them:")
+    before, _, shown = said.partition("and their values by this command line:")
     _, _, groups = before.partition("Groups (group=option):")
     assert set(re.findall(r"^(\w+): ", groups, re.MULTILINE)) == GROUPS[script]
     # The settings are a yaml, but for what some scripts say below them.
     path = tmp_path / "shown.yaml"
-    path.write_text(shown.partition("\nThe same command finds")[0])
+    path.write_text(shown.partition("\nRepeat the command")[0])
     values, comments = yaml.safe_load(path.read_text()), read_comments(path)
     names = {place for place in leaves(values) if place[:2] != ("plan", "variants") and place[-1] != "_target_"}
     # The entries of a mapping, as recall's budgets, have one comment together.

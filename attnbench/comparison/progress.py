@@ -1,11 +1,13 @@
 """Progress of a plan: outcomes, runs under way, and an estimate of the remaining time."""
 
+import heapq
 import logging
 import statistics
 import textwrap
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from attnbench.comparison.program import Failure, read_or_failure
 from attnbench.comparison.stacks import activations
@@ -24,11 +26,14 @@ from attnbench.training.job import TrainingJob
 
 log = logging.getLogger(__name__)
 
-FIRST_WEIGHT = 2
-"""Number of finished runs that a stated cost counts as: the first finished runs are often of the cheapest variant."""
-
-GROUP_WEIGHT = 1
-"""Number of finished runs of a kind that the estimate from the whole evaluation counts as."""
+LEVELS: tuple[tuple[Callable[["Kind"], Any], int], ...] = (
+    (lambda kind: None, 0),
+    (lambda kind: kind.is_training, 0),
+    (lambda kind: kind.group, 1),
+    (lambda kind: kind, 1),
+)
+"""Sets of runs, from coarse to fine, by which a guess of seconds is scaled to what was measured, and the weight of the
+guess in finished runs: the first to finish are often those of the cheapest variant."""
 
 
 class Kind(NamedTuple):
@@ -40,6 +45,10 @@ class Kind(NamedTuple):
     """For people: recall linear, num_pairs 16."""
     size: float = 1.0
     """Elements of an activation over all steps, to which times are proportional; 1 if it is no training."""
+
+    @property
+    def is_training(self) -> bool:
+        return self.size > 1
 
 
 def kind_of(job: Job) -> Kind:
@@ -68,7 +77,7 @@ class Progress:
     Args:
         left: number of runs by kind.
         tells_now: name the running jobs; they must run in the given order.
-        costs: seconds per run by evaluation, as the plan states them; otherwise the mean of finished runs.
+        costs: seconds per run by evaluation, as the plan states them, divided by the runs at a time.
     """
 
     def __init__(self, left: Counter[Kind], costs: Mapping[str, float], *, tells_now: bool = True) -> None:
@@ -77,6 +86,8 @@ class Progress:
         self.of_stage = stages(left)
         self.seconds: dict[Kind, list[float]] = {}
         self.waiting: list[Job] = []
+        self.began: list[float] = []
+        """By the clock, of the runs under way, which are the first that wait."""
         self.at_a_time = 1
         self.in_notebook = in_notebook()
         shape = "{n_fmt}/{total_fmt} |{bar}| {desc}" if self.in_notebook else "{desc}"
@@ -98,6 +109,7 @@ class Progress:
     def begin(self, jobs: Sequence[Job], at_a_time: int) -> None:
         """Set the runs that come next, in their order."""
         self.waiting, self.at_a_time = list(jobs), at_a_time
+        self.began = [time.monotonic()] * min(at_a_time, len(jobs))
         if jobs:
             self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
 
@@ -109,7 +121,10 @@ class Progress:
         """Print the outcome of a run."""
         job, kind = outcome.item, kind_of(outcome.item)
         self.left[kind] -= 1
-        self.waiting.remove(job)
+        index = self.waiting.index(job)
+        del self.waiting[index], self.began[index : index + 1]
+        if len(self.began) < min(self.at_a_time, len(self.waiting)):
+            self.began.append(time.monotonic())
         share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(kind, []).append(share)
         became = what_came_out(job) if outcome.error is None else f"failed: {outcome.error}"
@@ -145,27 +160,51 @@ class Progress:
 
     def seconds_left(self) -> float | None:
         """Estimate from the times of finished runs and the plan's costs; None without either."""
+        guess = self._guess()
+        if guess is None:
+            return None
+        # Runs under way first, then the others, each as soon as another ends; what is timed runs alone, at the end.
+        left, now, ends = +self.left, time.monotonic(), [0.0] * self.at_a_time
+        for index, (job, began) in enumerate(zip(self.waiting, self.began, strict=False)):
+            kind = kind_of(job)
+            left[kind] -= 1
+            ends[index] = max(0.0, guess.get(kind, 0.0) * self.at_a_time - (now - began))
+        heapq.heapify(ends)
+        for kind in left.elements():
+            if kind.is_training:
+                heapq.heappush(ends, heapq.heappop(ends) + guess[kind] * self.at_a_time)
+        return max(ends) + sum(guess[kind] for kind in left.elements() if not kind.is_training)
+
+    def _guess(self) -> dict[Kind, float] | None:
+        """Guess seconds by kind, divided by the runs at a time; None if nothing is known."""
         ran = [(kind, seconds) for kind, took in self.seconds.items() for seconds in took]
-        known = [(seconds, self.costs[kind.group]) for kind, seconds in ran if self.costs.get(kind.group)]
-        # Relative to the machine of the plan's costs.
-        scale = sum(seconds for seconds, _ in known) / sum(cost for _, cost in known) if known else 1.0
-        overall = statistics.fmean(seconds for _, seconds in ran) if ran else None
-        total = 0.0
-        for group in dict.fromkeys(kind.group for kind in +self.left):
-            left = {kind: number for kind, number in (+self.left).items() if kind.group == group}
-            mean_size = sum(kind.size * number for kind, number in left.items()) / sum(left.values())
-            took, stated = [(kind.size, seconds) for kind, seconds in ran if kind.group == group], self.costs.get(group)
-            if stated:
-                took += [(mean_size, stated * scale)] * FIRST_WEIGHT
-            elif not took:
-                if overall is None:
-                    return None
-                took = [(mean_size, overall)]
-            rate = sum(seconds for _, seconds in took) / sum(size for size, _ in took)
-            for kind, number in left.items():
-                own = self.seconds.get(kind, [])
-                total += number * (GROUP_WEIGHT * rate * kind.size + sum(own)) / (GROUP_WEIGHT + len(own))
-        return total
+        kinds, guess = list(dict.fromkeys([*self.left, *self.seconds])), {}
+        sizes: dict[str, list[float]] = {}
+        for kind in kinds:
+            sizes.setdefault(kind.group, []).append(kind.size)
+        of_sort = {sort: [it for it in ran if it[0].is_training == sort] for sort in (True, False)}
+        rates = {sort: sum(it[1] for it in of) / sum(it[0].size for it in of) for sort, of in of_sort.items() if of}
+        for kind in kinds:
+            if cost := self.costs.get(kind.group):
+                guess[kind] = cost * kind.size / statistics.fmean(sizes[kind.group])
+            elif kind.is_training in rates:
+                guess[kind] = kind.size * rates[kind.is_training]
+            elif ran:
+                guess[kind] = sum(seconds for _, seconds in ran) / len(ran)
+            elif self.left[kind] > 0:
+                return None
+        for level, weight in LEVELS:
+            guessed, measured, number = defaultdict[Any, float](float), defaultdict[Any, float](float), Counter[Any]()
+            for kind, seconds in ran:
+                guessed[level(kind)] += guess[kind]
+                measured[level(kind)] += seconds
+                number[level(kind)] += 1
+            for kind in kinds:
+                it = level(kind)
+                if number[it]:
+                    given = weight * guessed[it] / number[it]
+                    guess[kind] *= (measured[it] + given) / (guessed[it] + given)
+        return guess
 
 
 def what_came_out(job: Job) -> str:

@@ -628,8 +628,7 @@ def test_larger_trainings_are_expected_to_take_longer_until_some_have_run():
     small, large, other = Kind("recall", "width 64", 1e6), Kind("recall", "width 256", 4e6), Kind("copy", "copy", 5e5)
     progress = Progress(Counter({large: 2, other: 1}), {})
     progress.seconds = {small: [10.0, 10.0]}
-    # Of another evaluation nothing is known but what a cell has taken.
-    assert progress.seconds_left() == 2 * 40 + 10
+    assert progress.seconds_left() == 2 * 40 + 5
     progress.seconds[large], progress.left = [60.0], Counter({large: 2, small: -1})
     rate = (10 + 10 + 60) / (1 + 1 + 4)
     assert progress.seconds_left() == pytest.approx(2 * (4 * rate + 60) / 2)

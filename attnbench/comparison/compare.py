@@ -148,7 +148,7 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
         if not comparison.num_seeds:
             counted.update(job.folder for jobs in found.scored.values() for job in jobs)
         progress.add([job for job in comparison.wanted(asked) if job.folder not in counted])
-        progress.skip(comparison.wanted(finished))
+        progress.skip([*comparison.wanted(finished), *(it for it in timed if asked and it.folder in driver.answers)])
         # What is timed runs alone.
         if not is_over:
             live.write()

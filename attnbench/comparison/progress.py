@@ -3,10 +3,10 @@
 import heapq
 import logging
 import statistics
-import textwrap
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.comparison.program import Failure, read_or_failure
@@ -85,6 +85,7 @@ class Progress:
         self.left, self.total, self.costs = left, left.total(), costs
         self.of_stage = stages(left)
         self.seconds: dict[Kind, list[float]] = {}
+        self.skipped: set[Path] = set()
         self.waiting: list[Job] = []
         self.began: list[float] = []
         """By the clock, of the runs under way, which are the first that wait."""
@@ -101,10 +102,12 @@ class Progress:
         self.total += len(jobs)
 
     def skip(self, jobs: Sequence[Job]) -> None:
-        """Count finished runs."""
-        self.left.subtract(kind_of(job) for job in jobs)
-        if jobs and not self.in_notebook:
-            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(jobs)} were done before")
+        """Count finished runs, each once; timed runs, which are asked for last, may be given from the beginning."""
+        new = {job.folder: job for job in jobs if job.folder not in self.skipped}
+        self.skipped.update(new)
+        self.left.subtract(map(kind_of, new.values()))
+        if new and not self.in_notebook:
+            log.info(f"[{self.total - self.left.total()}/{self.total}] {len(new)} were done before")
 
     def begin(self, jobs: Sequence[Job], at_a_time: int) -> None:
         """Set the runs that come next, in their order."""
@@ -151,9 +154,7 @@ class Progress:
             log.info(f"{line} ({status})" if status else line)
             return
         if is_wanted or not self.in_notebook:
-            # A terminal would break lines inside of numbers.
-            for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False):
-                log.info(part)
+            log.info(line)
         self._line.total, self._line.n = self.total, self.total - self.left.total()
         status = printable(status)
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import textwrap
 import warnings
 from typing import Any
 
@@ -33,7 +34,14 @@ def bar(**shape: Any) -> tqdm | None:
 
 
 class AboveTheBar(logging.Handler):
-    """Prints log lines above a bar: on standard error, in a notebook on standard output."""
+    """Prints log lines above a bar: on standard error, in a notebook on standard output.
+
+    A terminal would break a line inside of a word. A line that begins with a space is a command to copy, and stays.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout if in_notebook() else sys.stderr)
+        text, on_terminal = self.format(record), sys.stderr.isatty() and not in_notebook()
+        if on_terminal and not text.startswith(" "):
+            wrapper = textwrap.TextWrapper(COLUMNS, "", "  ", break_long_words=False, break_on_hyphens=False)
+            text = wrapper.fill(text)
+        tqdm.write(text, file=sys.stdout if in_notebook() else sys.stderr)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import os
 import random
 import re
@@ -28,6 +29,7 @@ from small import comparison_settings, compose_once, in_this_process, mixer_sett
 from attnbench.comparison import compare, dry_run, workers
 from attnbench.comparison.plan import Comparison
 from attnbench.comparison.progress import Kind, Progress, what_came_out
+from attnbench.machine.bars import AboveTheBar
 from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
 from attnbench.model.building import function_of
@@ -589,19 +591,20 @@ def test_of_cells_that_run_side_by_side_the_first_is_named(monkeypatch, caplog):
         assert caplog.records[-1].message == f"[0/0] (copy 0/0, {running})"
 
 
-def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch, caplog):
-    caplog.set_level("INFO", logger="attnbench")
+def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch):
     line = "[25/39] training gated_deltanet, lr 1e-05, seed 0: perplexity 6.082 at sequence_length 256, 11:50"
-    Progress(Counter(), {})._show(line)
-    assert caplog.messages == [line]
-    caplog.clear()
-    screen = io.StringIO()
-    monkeypatch.setattr(screen, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", screen)
-    Progress(Counter(), {})._show(line)
-    first, second = caplog.messages
-    assert max(len(first), len(second)) < 80
-    assert f"{first} {second.strip()}" == line
+    command = f"  attnbench compare plan={'demo' * 20}"
+    for is_terminal in (False, True):
+        screen = io.StringIO()
+        monkeypatch.setattr(screen, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stderr", screen)
+        for text in (line, command):
+            AboveTheBar().emit(logging.LogRecord("attnbench", logging.INFO, "", 0, text, None, None))
+        *shown, last = screen.getvalue().splitlines()
+        assert len(shown) == 1 + is_terminal
+        assert max(map(len, shown)) < 80 or not is_terminal
+        assert " ".join(part.strip() for part in shown) == line
+        assert last == command
 
 
 def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run(monkeypatch):

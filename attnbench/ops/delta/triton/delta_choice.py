@@ -149,6 +149,8 @@ class DeltaRule(Chunked):
         elif self.key_width > keys_of_four_warps:
             # Four run out of registers; in float32 the assembler then takes 30 s and more.
             launch = launch | {"num_warps": 8}
+        elif kernel == "pairs" and self.chunk < 64 <= self.key_width:
+            launch = launch | {"num_warps": 2}
         if self.key_width * self.mixed.itemsize > 256 and self.chunk == 64 and not is_roomy(self.mixed.device):
             launch = launch | CRAMPED_LAUNCH.get(kernel, {})
         if "VALUES" not in launch:

@@ -8,7 +8,7 @@ from attnbench.data import wikitext
 from attnbench.data.batches import Batches, block_order, evaluation_batches, evaluation_shape
 from attnbench.data.corpus import load_corpus
 from attnbench.data.texts import find_user_texts
-from attnbench.data.tokenizer import UNKNOWN, Characters
+from attnbench.data.tokenizer import UNKNOWN
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DataSettings
 
@@ -143,21 +143,6 @@ def test_the_fingerprint_follows_the_texts_and_their_splits(tmp_path):
     copy = from_path(write_splits(tmp_path / "copy"), "wikitext2")
     assert copy.fingerprint in prints
     assert len(copy.fingerprint) == 12
-
-
-def test_a_large_vocabulary_gets_wider_tokens():
-    characters = [chr(0x10000 + number) for number in range(2**16)]
-
-    def encode(text, *symbols):
-        return Characters([*symbols, UNKNOWN]).encode(text)
-
-    assert encode(characters[-2] + "a", *characters[:-1]).tolist() == [2**16 - 2, 2**16 - 1]
-    assert encode("a", *characters[:-1]).dtype == "uint16"
-    assert encode("a", *characters, "b").tolist() == [2**16 + 1]
-    assert encode("a", *characters, "b").dtype == "uint32"
-    assert encode(characters[2] + "a", *characters[:255]).tolist() == [2, 255]
-    assert encode("a", *characters[:255]).dtype == "uint8"
-    assert encode("a", *characters[:256]).tolist() == [256]
 
 
 @pytest.mark.parametrize(

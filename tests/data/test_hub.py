@@ -196,10 +196,11 @@ def test_what_was_loaded_before_is_found_without_a_network(repository, tmp_path)
         load("owner/Some_Set", "other")
 
 
-def test_the_network_is_not_asked_where_the_environment_says_so(repository, monkeypatch):
+@pytest.mark.parametrize("variable", ["HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE"])
+def test_the_network_is_not_asked_where_the_environment_says_so(variable, repository, monkeypatch):
     monkeypatch.setattr(hub, "answers", lambda *asked: pytest.fail("the network was asked"))
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"data.name=no/such: HF_DATASETS_OFFLINE is set, and the cache"):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(UserError, match=f"data.name=no/such: {variable} is set, and the cache"):
         load("no/such", None)
 
 

@@ -94,13 +94,6 @@ def test_without_a_network_the_way_out_is_said_within_two_seconds(away, monkeypa
     assert time.monotonic() - start < 2
 
 
-def test_offline_mode_asks_nobody(away, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(hub, "answers", lambda *asked: pytest.fail("the network was asked"))
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
-        load_corpus(DataSettings(name="wikitext2"), 8, away)
-
-
 def test_behind_a_proxy_it_is_the_proxy_that_must_answer(away, monkeypatch):
     asked = []
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")

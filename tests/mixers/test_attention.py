@@ -30,12 +30,6 @@ def inputs(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def test_flash_has_the_parameters_of_softmax() -> None:
-    options = {"num_key_value_heads": 2, "qk_norm": True, "output_norm": True, "output_gate": "silu", "conv_size": 4}
-    shapes = [{name: p.shape for name, p in made(cls, **options).named_parameters()} for cls in (Softmax, Flash)]
-    assert shapes[0] == shapes[1]
-
-
 @pytest.mark.parametrize("conv_on", [["q"], ["k"], ["v"], ["k", "v"], ["v", "q"], ["q", "k", "v"]])
 @pytest.mark.parametrize("cls", [Softmax, Flash, Window, Fox])
 def test_the_convolution_acts_on_the_parts_that_are_named(cls, conv_on) -> None:

@@ -261,18 +261,6 @@ def test_rounding_by_the_future_is_a_leak_in_a_mixer_of_attnbench():
 
 
 @every_mixer
-def test_functional_call(name):
-    mixer = build(name)
-    x, parameters = example_input(2, 70), dict(build(name).named_parameters())
-    changed = {key: 1.5 * value for key, value in parameters.items()}
-    mixer_of_changed = build(name)
-    mixer_of_changed.load_state_dict(changed)
-    actual, expected = functional_call(mixer, changed, (x,))[0], mixer_of_changed(x)[0]
-    assert_near(actual, expected, 1e-6)
-    assert not torch.equal(actual, mixer(x)[0])
-
-
-@every_mixer
 def test_vmap_over_stacked_parameters(name):
     mixer = build(name)
     if backend(name) in mixer.without_vmap:

@@ -6,7 +6,6 @@ from attnbench.comparison.variants import Variant
 from attnbench.results.identity import config_hash
 from attnbench.results.rows import TRAINING
 from attnbench.settings.errors import UserError
-from attnbench.training.prepare import function_hash
 
 Shared = dict[str, dict[str, str]]
 """By evaluation: variants whose runs are another's, and whose: {"recall": {"flash": "softmax"}}."""
@@ -46,7 +45,7 @@ def _hashes(variant: Variant) -> tuple[dict[str, str], dict[str, str]]:
     if variant.kinds.of_checkpoints:
         options = [[entry.name, entry.target, entry.options] for entry in variant.kinds.of_checkpoints]
         models[TRAINING] = config_hash([variant.run.config_hash, options])
-        functions[TRAINING] = config_hash([function_hash(variant.run), options])
+        functions[TRAINING] = config_hash([variant.run.function_hash, options])
     for evaluation in variant.kinds.probes:
         scores = [score for score in variant.scores if score.evaluation == evaluation.name]
         jobs = [score.probe for score in scores if score.probe is not None]

@@ -29,9 +29,9 @@ from attnbench.settings.schema import RunSettings
 from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
 from attnbench.training.checkpoint import is_final
 from attnbench.training.follow import follow
-from attnbench.training.job import TrainingJob
+from attnbench.training.job import Run
 from attnbench.training.lead import check_ranks, leading
-from attnbench.training.prepare import Run, prepare, reopen
+from attnbench.training.prepare import prepare, reopen
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def evaluate_again(folder: Path, settings: RunSettings) -> Path:
     """
     kinds = by_kind(settings)
     run = reopen(folder, settings)
-    if not TrainingJob(run).is_done():
+    if not run.is_done():
         log.warning(f"{folder}: the rows of its training are missing; the command that trained it makes them again")
     jobs = [EvaluationJob(run, evaluation) for evaluation in kinds.of_checkpoints]
     if jobs:

@@ -36,7 +36,7 @@ from attnbench.results.rows import IMPORTED, MAX_NUMBER, Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_VARIANTS, ComparisonSettings
 from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded, read_bounded_bytes
-from attnbench.training.job import TrainingJob
+from attnbench.training.job import Run
 from attnbench.verdict.axes import axes, is_chance
 
 log = logging.getLogger(__name__)
@@ -312,8 +312,9 @@ class _Stager:
             except ValueError as error:
                 raise UserError(f"{where}: row {number}: {error}") from None
         try:
-            is_text = isinstance(job, TrainingJob | EvaluationJob)
-            check_together(rows, is_of_characters=is_text and job.run.corpus.tokenizer.kind == "characters")
+            run = job.run if isinstance(job, EvaluationJob) else job
+            is_text = isinstance(run, Run)
+            check_together(rows, is_of_characters=is_text and run.corpus.tokenizer.kind == "characters")
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
 

@@ -21,8 +21,7 @@ from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import FEW_SEEDS, LOOKS, ComparisonSettings
-from attnbench.training.job import TrainingJob
-from attnbench.training.prepare import corpus_label
+from attnbench.training.job import Run, corpus_label
 from attnbench.verdict.claims import ControlScores
 from attnbench.verdict.family import fewest_seeds_of, name_family
 from attnbench.verdict.rates import Choice
@@ -201,7 +200,7 @@ class Comparison:
         answer = self.answers.get(job.folder)
         return answer if isinstance(answer, list) else [*chain(*map(read_results, self.results_of([job])))]
 
-    def to_score(self) -> list[ProbeJob | TrainingJob]:
+    def to_score(self) -> list[ProbeJob | Run]:
         """List a training for each run that will be scored; its rate and seed are arbitrary."""
         if not all(control.is_held for control in self.controls):
             return []

@@ -22,7 +22,7 @@ from attnbench.results.rows import TEST_OF_BEST, TRAINING, Measurement
 from attnbench.settings.escape import printable
 from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.hooks import duration
-from attnbench.training.job import TrainingJob
+from attnbench.training.job import Run
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,9 @@ def kind_of(job: Job) -> Kind:
     """Return the kind of a job."""
     if isinstance(job, ProbeJob):
         return Kind(job.evaluation, job.task_label, activations(job) * (job.limit or job.task.num_steps))
-    if isinstance(job, TrainingJob):
-        run = job.run
-        elements = run.settings.train.batch_size * run.settings.seq_len * run.matched.model.dim
-        return Kind(job.evaluation, job.task_label, elements * run.num_steps)
+    if isinstance(job, Run):
+        elements = job.train.batch_size * job.seq_len * job.matched.model.dim
+        return Kind(job.evaluation, job.task_label, elements * job.num_steps)
     return Kind(job.evaluation, job.task_label)
 
 

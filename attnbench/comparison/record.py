@@ -18,8 +18,7 @@ from attnbench.results.row_files import started_at
 from attnbench.results.rows import TRAINING
 from attnbench.settings.escape import without_paths
 from attnbench.settings.untrusted import read_object
-from attnbench.training.job import TrainingJob
-from attnbench.training.prepare import corpus_label
+from attnbench.training.job import Run, corpus_label
 from attnbench.verdict.frozen import imported_cells
 
 
@@ -66,7 +65,7 @@ def write_record(comparison: Comparison, started: datetime, seconds: float, form
 
 def _trained(jobs: Sequence[Job]) -> str:
     """Describe the schedule of the language models; empty without one, or if they differ."""
-    runs = [job.run for job in jobs if isinstance(job, TrainingJob)]
+    runs = [job for job in jobs if isinstance(job, Run)]
     units = {units_of(corpus_label(run.corpus)) for run in runs}
     sizes = {(run.num_steps, run.settings.train.batch_size, run.settings.seq_len) for run in runs}
     if len(sizes) != 1 or len(units) != 1:

@@ -17,8 +17,8 @@ from attnbench.results.job import Job
 from attnbench.results.numbers import reaches, without_rounding
 from attnbench.results.rows import TRAINING
 from attnbench.settings.schema import SELECTION_SEED, ControlSettings, EvaluationSettings, RunSettings
-from attnbench.training.job import TrainingJob
-from attnbench.training.prepare import Run, with_identity
+from attnbench.training.job import Run
+from attnbench.training.prepare import with_identity
 from attnbench.verdict.claims import ControlScores, control_scores
 from attnbench.verdict.rates import Choice, rate_sensitivity, rate_window
 
@@ -58,7 +58,7 @@ class Score:
     grid: Sequence[float]
     num_seeds: int
     """Search seeds; from SELECTION_SEED on, never scored."""
-    prepared: ProbeJob | TrainingJob
+    prepared: ProbeJob | Run
     """One of its trainings, whatever its rate."""
     at: Callable[[float, int, int | None], Job]
     """Return the training at a rate, a seed and (of a probe) the step at which it leaves the search, see `_limit`."""
@@ -343,7 +343,7 @@ def score_of_training(
         job.label, job.task_label = f"{name}, {trained_label(rate, seed)}{', one epoch' if num_steps else ''}", name
         return job
 
-    prepared = TrainingJob(run)
+    prepared = replace(run)
     # Counted as the trainings that it stands for.
     prepared.label = prepared.task_label = name
 

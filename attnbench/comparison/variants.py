@@ -13,7 +13,8 @@ from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError, line_beside, one_line
 from attnbench.settings.registry import MODULE, build, class_named, is_own, resolve
 from attnbench.settings.schema import ComparisonSettings, EvaluationSettings, PlanSettings, RunSettings
-from attnbench.training.prepare import Run, prepare
+from attnbench.training.job import Run
+from attnbench.training.prepare import prepare
 
 Compose = Callable[[Sequence[str]], RunSettings]
 """From the words of an attnbench train command line to its settings."""

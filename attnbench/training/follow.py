@@ -10,10 +10,10 @@ from attnbench.settings.errors import Interrupted, UserError, mendable
 from attnbench.settings.escape import printable
 from attnbench.settings.schema import RunSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.job import batches_of, is_captured
+from attnbench.training.job import Run, batches_of
 from attnbench.training.lead import Word, shared_tensors
 from attnbench.training.loop import train
-from attnbench.training.prepare import Run, prepare
+from attnbench.training.prepare import prepare
 from attnbench.training.run import make_ready
 from attnbench.training.step import StepReport
 
@@ -84,7 +84,7 @@ def _train(run: Run, group: Group, stop: StopRequest) -> None:
         num_steps=run.num_steps,
         hooks=[stepped],
         compiled=run.compile,
-        captured=is_captured(run),
+        captured=run.captured,
         group=group,
         goes_on=goes_on,
     )

@@ -4,34 +4,48 @@ outputs/<experiment>/<variant>-<model>-T<seq_len>-seed<n>-<hash>/
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnbench.data.batches import Batches, evaluation_batches, evaluation_shape
+from attnbench.data.corpus import Corpus, load_corpus
 from attnbench.machine.device import peak_memory_mib
 from attnbench.machine.group import Group
 from attnbench.machine.signals import StopRequest
 from attnbench.machine.timing import OutOfMemory, attempt
+from attnbench.mixers.recipe import not_applicable
+from attnbench.model.building import build_model, function_of
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import perplexity, split_nats
-from attnbench.model.matching import UNCOUNTED, Matched
-from attnbench.model.stored import ModelRecord
-from attnbench.results.folder import first_environment
+from attnbench.model.matching import UNCOUNTED, Matched, match_mixer
+from attnbench.model.stored import ModelRecord, load_model
+from attnbench.results.folder import data_root, first_environment
+from attnbench.results.identity import TRAINED, code_of, config_hash, hashed_options
 from attnbench.results.protocol import protocol_of
-from attnbench.results.rows import HASH, TRAINING, Measurement
+from attnbench.results.rows import EVALUATION_OPTIONS, HASH, MIXER_OPTIONS, TRAINING, Measurement
+from attnbench.settings.combinations import LENGTHS
 from attnbench.settings.errors import UserError, one_line
-from attnbench.settings.schema import SELECTION_SEED
+from attnbench.settings.hybrid import backends_of, classes_of
+from attnbench.settings.registry import class_named
+from attnbench.settings.schema import (
+    SELECTION_SEED,
+    EvaluationSettings,
+    MixerSettings,
+    ModelSettings,
+    RunSettings,
+)
 from attnbench.training import checkpoint
-from attnbench.training.checkpoint import TrainState
+from attnbench.training.checkpoint import TrainState, best_folder
 from attnbench.training.hooks import DivergedError, Stopwatch
 from attnbench.training.learning_rate import shortened
 from attnbench.training.log import watched
 from attnbench.training.loop import text_batch
-from attnbench.training.prepare import Run, resolved_config, row_settings
 from attnbench.training.run import TrainedJob, make_ready
 from attnbench.training.sample import write_sample
 from attnbench.training.speed import speed_row
@@ -40,53 +54,191 @@ from attnbench.training.wandb import WandbMirror, beside
 
 log = logging.getLogger(__name__)
 
+NOT_HASHED = ("log_interval_steps", "checkpoint_interval_seconds", *LENGTHS, "precision", "compile")
+"""Training settings left out of the hash: they change no number, or their resolved value is hashed."""
+
 FAILED = ("diverged", "out_of_memory")
 """Status of the single row of a failed training."""
 
 
-class TrainingJob(TrainedJob):
-    """One language model, trained or resumed in a folder that the evaluations of its checkpoints share."""
+@dataclass(kw_only=True, eq=False)
+class Run(TrainedJob):
+    """One language model, trained or resumed in a folder that the evaluations of its checkpoints share, with the open
+    settings resolved."""
+
+    settings: RunSettings
+    device: torch.device
+    precision: str
+    compile: bool
+    """True if training steps are compiled."""
+    corpus: Corpus
+    mixers: list[MixerSettings]
+    matched: Matched  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_steps: int
+    validation_interval: int
+    config_hash: str
+    folder: Path
 
     evaluation = TRAINING
+    _loaded = None
 
-    def __init__(self, run: Run, group: Group | None = None) -> None:
-        self.run, self.group = run, group
-        settings = run.settings
-        self.label = self.task_label = f"training {settings.mixer.name}"
-        self.experiment, self.config_hash = settings.experiment, run.config_hash
-        self.folder, self.device, self.matched = run.folder, run.device, run.matched
-        self.name, self.train, self.num_steps = run.mixer, run.train, run.num_steps
-        self.checkpoint_interval, self.estimated = run.validation_interval, run.device.type == "cpu"
-        self.compiled, self.captured = run.compile, is_captured(run)
-        self._loaded = None
+    def __post_init__(self) -> None:
+        settings, on_gpu = self.settings, self.device.type == "cuda"
+        self.label = self.task_label = f"training {self.mixer}"
+        self.name, self.experiment, self.train = self.mixer, settings.experiment, settings.train
+        self.checkpoint_interval, self.estimated = self.validation_interval, not on_gpu
+        # On GPUs the step, with the reduction over them, is replayed as a CUDA graph.
+        self.compiled, self.captured = self.compile, self.compile and on_gpu
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process reads the corpus itself: it may be too large for a pipe. It is no part of the group.
+        return {**vars(self), "corpus": corpus_label(self.corpus), "group": None, "_loaded": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        label, corpus = state["corpus"], load_corpus(state["settings"].data, state["settings"].seq_len, data_root())
+        if corpus_label(corpus) != label:
+            raise UserError(f"the corpus was {label} and is {corpus_label(corpus)} now")
+        vars(self).update(state, corpus=corpus)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def columns(self) -> dict[str, Any]:
+        """See `results.job.Job.columns`."""
+        return {
+            "mixer": classes_of(self.mixers),
+            "variant": self.settings.mixer.name,
+            "backend": backends_of(self.mixers),
+            "model": self.matched.model.name,
+            "parameters": self.matched.parameters,
+            "seq_len": self.settings.seq_len,
+            "seed": self.settings.seed,
+            "precision": self.precision,
+            "corpus": corpus_label(self.corpus),
+            # Rows made from a final checkpoint describe its training.
+            "num_devices": self.num_devices if self.rerun else trained_on(self),
+        }
+
+    def record(self) -> ModelRecord:
+        """The record of its checkpoints."""
+        return ModelRecord(
+            mixers=self.mixers,
+            model=self.matched.model,
+            vocabulary=list(self.corpus.vocabulary),
+            vocabulary_size=self.corpus.vocabulary_size,
+            tokenizer=self.corpus.tokenizer.state() if self.corpus.tokenizer.kind != "characters" else None,
+            corpus=corpus_label(self.corpus),
+            seq_len=self.settings.seq_len,
+            precision=self.precision,
+            match=self.settings.match,
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return epoch_steps(self.corpus, self.settings)
+
+    @property
+    def mixer(self) -> str:
+        return self.settings.mixer.name
 
     @property
     def rerun(self) -> bool:
         """Rows without a final checkpoint: the training failed."""
-        return self.run.settings.rerun or not checkpoint.is_final(self.run.checkpoints)
+        return self.settings.rerun or not checkpoint.is_final(self.checkpoints)
 
-    def columns(self) -> dict[str, Any]:
-        # Rows made from a final checkpoint describe its training.
-        num_devices = self.num_devices if self.rerun else trained_on(self.run)
-        return {**self.run.columns(), "num_devices": num_devices}
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def seq_len(self) -> int:
+        return self.settings.seq_len
+
+    def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
+        """Return a picklable builder of the matched model with initial weights; raise UserError for another size that
+        cannot be matched. By default size and seed are the run's own."""
+        mixers, size = self.mixers, self.matched.model
+        if model is not None:
+            other = matched_model(self.settings, model, self.device, self.precision, self.corpus)
+            mixers, size = other.mixers, other.model
+        given = {"vocabulary_size": self.corpus.vocabulary_size, "device": self.device}
+        return partial(build_model, mixers, size, seed=self.seed if seed is None else seed, **given)
+
+    def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
+        """Build the model by calling `builder`."""
+        return self.builder(model, seed)()
+
+    build = new_model
+
+    def trained_model(self, which: str = "final") -> LanguageModel:
+        """Load the model of the run's `final` or `best` checkpoint."""
+        folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
+        model, _ = load_model(folder, device=self.device)
+        return model
+
+    def content(self) -> dict[str, Any]:
+        """Everything that can change the numbers of this training."""
+        training = {key: value for key, value in asdict(self.settings.train).items() if key not in NOT_HASHED}
+        return {
+            "mixers": [{"target": mixer.target, **hashed_options(mixer.options)} for mixer in self.mixers],
+            "model": hashed_model(self.matched.model, self.matched),
+            "data": {"fingerprint": self.corpus.fingerprint, "vocabulary_size": self.corpus.vocabulary_size},
+            "train": {**training, "num_steps": self.num_steps, "compile": self.compile},
+            "precision": self.precision,
+            "device": self.device.type,
+            "seq_len": self.settings.seq_len,
+            "seed": self.settings.seed,
+            **code_of_training(self.mixers),
+        }
+
+    @property
+    def function_hash(self) -> str:
+        """The `config_hash` without the kernel, the same for mixers that compute one function."""
+        functions = [function_of(mixer) for mixer in self.mixers]
+        return config_hash({**self.content(), "mixers": functions})
+
+    def config(self) -> dict[str, Any]:
+        """The given settings and the resolved ones."""
+        given = asdict(self.settings)
+        del given["rerun"]
+        return {
+            **given,
+            "resolved": {
+                "backend": backends_of(self.mixers),
+                "precision": self.precision,
+                "compile": self.compile,
+                "device": str(self.device),
+                "num_steps": self.num_steps,
+                "feed_forward_width": self.matched.model.feed_forward_width,
+                "parameters": self.matched.parameters,
+                "corpus": corpus_label(self.corpus),
+                "vocabulary_size": self.corpus.vocabulary_size,
+                "num_unknown": self.corpus.num_unknown,
+                "num_bytes": {split: sizes.num_bytes for split, sizes in self.corpus.splits.items()},
+                "config_hash": self.config_hash,
+                **code_of_training(self.mixers),
+            },
+        }
+
+    def row_settings(self, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:
+        """Settings of all rows of a run, and of an evaluation of it."""
+        options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
+        dropout = self.settings.model.dropout
+        axes = {"dropout": dropout} if dropout else {}
+        return {**recipe_settings(self.settings), **axes, MIXER_OPTIONS: mixer_options(self.mixers), **options}
 
     def devices(self) -> list[torch.device]:
         if self.group is None or self.device.type == "cpu":
             return [self.device]
         return [torch.device(self.device.type, index) for index in range(self.group.size)]
 
-    def row_settings(self) -> dict[str, Any]:
-        return row_settings(self.run)
-
     def protocol(self) -> dict[str, Any]:
         return protocol_of(None)
 
-    def config(self) -> dict[str, Any]:
-        return resolved_config(self.run)
-
     def announce(self, *, done: bool) -> None:
         """Log the matching, and that a training is finished."""
-        log.info(self.run.matched.statement(self.run.mixer))
+        log.info(self.matched.statement(self.mixer))
         if done or not self.rerun:
             log.info("finished before, not trained again (rerun=true does): %s", self.folder)
 
@@ -94,8 +246,8 @@ class TrainingJob(TrainedJob):
         """Remove the files of an earlier training; a finished one keeps its environment."""
         if not self.rerun:
             return first_environment(self.folder)
-        if checkpoint.is_final(self.run.checkpoints):
-            checkpoint.remove_all(self.run.checkpoints)
+        if checkpoint.is_final(self.checkpoints):
+            checkpoint.remove_all(self.checkpoints)
             for name in ("environment.json", f"environment-{HASH}.json"):
                 for path in self.folder.glob(name):
                     path.unlink()
@@ -103,21 +255,15 @@ class TrainingJob(TrainedJob):
             path.unlink()
         return super().begin()
 
-    def record(self) -> ModelRecord:
-        return self.run.record()
-
-    def build(self) -> LanguageModel:
-        return self.run.new_model()
-
     def load_data(self) -> None:
-        self._loaded = batches_of(self.run, self.group), _validation(self.run, self.num_devices)
+        self._loaded = batches_of(self, self.group), _validation(self, self.num_devices)
 
     def trial_batch(self) -> Batch:
-        return batches_of(self.run)(0)
+        return batches_of(self)(0)
 
     def batches(self, step: int) -> Batch:
         # Among several processes the whole batch is needed only after a divergence.
-        return self.share(step) if self.group is None else batches_of(self.run)(step)
+        return self.share(step) if self.group is None else batches_of(self)(step)
 
     def share(self, step: int) -> Batch:
         assert self._loaded is not None
@@ -128,39 +274,38 @@ class TrainingJob(TrainedJob):
         return self._loaded[1](state)
 
     def is_due(self, step: int) -> bool:
-        return step % self.run.validation_interval == 0
+        return step % self.validation_interval == 0
 
     def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
         """Return the last step where `patience_validations` have gone by since the lowest loss."""
-        run, patience = self.run, self.train.patience_validations
-        if patience is None or state.step - state.best_step < patience * run.validation_interval:
+        patience = self.train.patience_validations
+        if patience is None or state.step - state.best_step < patience * self.validation_interval:
             return None
-        return shortened(run.train, run.num_steps, state.step)
+        return shortened(self.train, self.num_steps, state.step)
 
     def mirror(self, is_resumed: bool) -> WandbMirror:
-        run, settings = self.run, self.run.settings
+        settings = self.settings
         return WandbMirror(
             settings.logger,
             root=beside(settings.outputs_dir),
-            run_id=f"{settings.experiment}-{run.folder.name}",
-            folder=run.folder,
-            name=run.folder.name,
+            run_id=f"{settings.experiment}-{self.folder.name}",
+            folder=self.folder,
+            name=self.folder.name,
             group=settings.experiment,
             job_type="train",
-            tags=[settings.mixer.name, settings.model.name, run.corpus.name],
-            config=resolved_config(run),
+            tags=[settings.mixer.name, settings.model.name, self.corpus.name],
+            config=self.config(),
             resume=is_resumed,
         )
 
     def rows(self) -> Iterator[Measurement]:
         """Train and yield its measurements; a failed training has a row that says so, and sets `failure`."""
-        run = self.run
         if not self.rerun:
             # Of a finished training the file is missing.
-            final = run.checkpoints / "final"
+            final = self.checkpoints / "final"
             counters = checkpoint.load_counters(final)
             log.info(f"{self.results}: made again from {final}, without peak memory and the first step's time")
-            yield from _measurements(run, counters, stopwatch=None)
+            yield from _measurements(self, counters, stopwatch=None)
             return
         # Under torchrun one line is enough.
         stop = StopRequest(announced=self.group is None)
@@ -176,32 +321,33 @@ class TrainingJob(TrainedJob):
             self._loaded = None
         if isinstance(trained, OutOfMemory):
             self.failure = UserError(
-                f"out of memory at train.batch_size={run.train.batch_size}: a smaller train.micro_batch_size "
+                f"out of memory at train.batch_size={self.train.batch_size}: a smaller train.micro_batch_size "
                 "divides a step without changing its result"
             )
             yield _failed("out_of_memory", trained.reason)
             return
         state, stopwatch = trained
-        yield from _measurements(run, state.counters(), stopwatch)
-        checkpoint.save_final(run.checkpoints, state, run.record())
-        if run.seed < SELECTION_SEED:
-            self._write_sample(state.model)
+        yield from _measurements(self, state.counters(), stopwatch)
+        checkpoint.save_final(self.checkpoints, state, self.record())
+        if self.seed < SELECTION_SEED:
+            _write_sample(self, state.model)
         if stop.signal is not None:
             # The signal came during the last step: only the evaluations stop.
             self.failure = stop.interruption(
-                f"trained to the end, saved in {run.checkpoints}; the same command evaluates it"
+                f"trained to the end, saved in {self.checkpoints}; the same command evaluates it"
             )
 
-    def _write_sample(self, model: LanguageModel) -> None:
-        run, tokens_N = self.run, self.run.corpus.tokens["validation"]
-        try:
-            written = attempt(lambda: write_sample(run.folder, model, run.record(), tokens_N))
-            reason = written.reason if isinstance(written, OutOfMemory) else ""
-        # A user's mixer may raise anything at other lengths.
-        except Exception as error:
-            reason = one_line(error)
-        if reason:
-            log.warning(f"{run.folder}: no sample of its text, {reason}")
+
+def _write_sample(run: Run, model: LanguageModel) -> None:
+    tokens_N = run.corpus.tokens["validation"]
+    try:
+        written = attempt(lambda: write_sample(run.folder, model, run.record(), tokens_N))
+        reason = written.reason if isinstance(written, OutOfMemory) else ""
+    # A user's mixer may raise anything at other lengths.
+    except Exception as error:
+        reason = one_line(error)
+    if reason:
+        log.warning(f"{run.folder}: no sample of its text, {reason}")
 
 
 def trained_on(run: Run) -> int:
@@ -217,11 +363,6 @@ def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
     train_N, shape = run.corpus.tokens["train"], (run.seq_len, run.train.batch_size)
     batches = Batches(train_N, *shape, run.seed, run.device, rank, num_ranks, release=run.corpus.release)
     return lambda step: text_batch(batches, step, run.settings.model.dropout)
-
-
-def is_captured(run: Run) -> bool:
-    """Tell if the step, with the reduction over GPUs, is replayed as a CUDA graph."""
-    return run.compile and run.device.type == "cuda"
 
 
 def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
@@ -279,3 +420,58 @@ def budget(matched: Matched) -> Iterator[Measurement]:
     yield Measurement(metric="forward_flops_per_token", value=flops, unit="FLOP", status=status, reason=reason)
     if matched.state_bytes is not None:
         yield Measurement(metric="state_bytes", value=matched.state_bytes, unit="B")
+
+
+def epoch_steps(corpus: Corpus, settings: RunSettings) -> int:
+    num_blocks = (len(corpus.tokens["train"]) - 1) // settings.seq_len
+    return max(1, num_blocks // settings.train.batch_size)
+
+
+def matched_model(
+    settings: RunSettings, model: ModelSettings, device: torch.device, precision: str, corpus: Corpus
+) -> Matched:
+    return match_mixer(
+        settings.mixer,
+        model,
+        device_type=device.type,
+        precision=precision,
+        match=settings.match,
+        match_by=settings.match_by,
+        seq_len=settings.seq_len,
+        vocabulary_size=corpus.vocabulary_size,
+    )
+
+
+def code_of_training(mixers: Sequence[MixerSettings]) -> dict[str, Any]:
+    """See `identity.code_of`."""
+    return code_of([class_named(mixer) for mixer in mixers], TRAINED)
+
+
+def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any]:
+    """The settings of a model that change its numbers, and the number of branches if it is not two per layer."""
+    settings = {key: value for key, value in asdict(model).items() if key not in ("name", "parameters")}
+    num_branches = matched.num_branches if matched is not None else None
+    settings["dropout"] = model.dropout or None
+    return {**settings, "num_branches": None if num_branches == 2 * model.num_layers else num_branches}
+
+
+def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
+    """The options of the mixer without its kernel; a list by layer if layers differ."""
+    options = [{name: value for name, value in mixer.options.items() if name != "backend"} for mixer in mixers]
+    return options[0] if all(other == options[0] for other in options) else options
+
+
+def recipe_settings(settings: RunSettings, lacking: Collection[str] = ()) -> dict[str, Any]:
+    """Settings of rows on the recipe: its name, and the parts that the mixer has no setting for.
+
+    Args:
+        lacking: such parts that were asked for otherwise.
+    """
+    parts = sorted({*lacking, *not_applicable(settings.mixer, settings.recipe)})
+    named = {"recipe": settings.recipe.name} if settings.recipe is not None else {}
+    return {**named, **({"not_applicable": parts} if parts else {})}
+
+
+def corpus_label(corpus: Corpus) -> str:
+    """Name and fingerprint: equal labels mean equal text."""
+    return f"{corpus.name}@{corpus.fingerprint}"

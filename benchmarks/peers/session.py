@@ -13,7 +13,7 @@ from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.ops.common.importing import import_kernels
 from attnbench.results.folder import ROOT
 from attnbench.settings.errors import UserError, one_line
-from attnbench.training.prepare import corpus_label
+from attnbench.training.job import corpus_label
 from benchmarks.peers import steps
 from benchmarks.peers.cases import ABSENT
 from benchmarks.peers.models import AbsentPeerError

@@ -27,7 +27,8 @@ from attnbench.results.job import Job, identity
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
 from attnbench.settings.schema import SELECTION_SEED, RunSettings
-from attnbench.training.prepare import Run, prepare
+from attnbench.training.job import Run
+from attnbench.training.prepare import prepare
 from attnbench.verdict.rates import Choice
 
 GRID = [3e-3, 1e-2, 3e-2, 1e-1]
@@ -276,14 +277,14 @@ def language_model(tmp_path_factory) -> Run:
 def test_language_models_take_the_rate_of_the_lowest_validation_loss(language_model, tmp_path):
     own = replace(language_model, settings=replace(language_model.settings, outputs_dir=str(tmp_path)))
     search = score_of_training(own, language_model.settings.evaluations, GRID)
-    assert {cell.run.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
+    assert {cell.seed for cell in recorded(search)[1]} == {SELECTION_SEED}
     assert all(len(cell.parts) == 1 for cell in recorded(search)[1])
     for cell, nats in zip(recorded(search)[1], (2.0, 1.5, 1.6, None), strict=True):
         write(cell, "nats_per_character", nats)
     found = choice_of(search)
     assert (found.chosen, found.at_edge, found.evaluation) == (1e-2, False, "training")
     cells = scored(search, 0, 1, 2)
-    assert [cell.run.train.learning_rate for cell in cells] == [1e-2] * 3
+    assert [cell.train.learning_rate for cell in cells] == [1e-2] * 3
     assert [len(cell.all_results) for cell in cells] == [2, 2, 2]
 
 
@@ -298,15 +299,15 @@ def test_of_language_models_the_best_after_an_epoch_and_its_neighbours_are_train
     search = in_stages(language_model, tmp_path)
     stages = rounds(search)
     first = next(stages)
-    assert [cell.run.num_steps for cell in first] == [language_model.steps_per_epoch] * len(GRID)
+    assert [cell.num_steps for cell in first] == [language_model.steps_per_epoch] * len(GRID)
     assert first[0].label.endswith("lr 0.003, search, one epoch")
     # The second best is no neighbour of the best.
     for cell, nats in zip(first, (2.0, 1.5, 1.7, 1.6), strict=True):
         write(cell, "nats_per_character", nats)
     second = next(stages)
     assert [cell.train.learning_rate for cell in second] == [3e-3] * 3 + [1e-2] * 3 + [3e-2] * 3
-    assert [cell.run.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 3
-    assert {cell.run.num_steps for cell in second} == {search.prepared.run.num_steps}
+    assert [cell.seed - SELECTION_SEED for cell in second] == [0, 1, 2] * 3
+    assert {cell.num_steps for cell in second} == {search.prepared.num_steps}
     for cell, nats in zip(second, (1.8, 1.8, None, 1.2, 1.3, 1.2, 1.3, 1.3, 1.4), strict=True):
         write(cell, "nats_per_character", nats)
     assert next(stages, None) is None
@@ -336,7 +337,7 @@ def test_of_language_models_the_best_in_full_has_both_neighbours_in_full(
     for cells in rounds(search):
         asked.append({cell.train.learning_rate for cell in cells})
         for cell in cells:
-            is_first = cell.run.num_steps == language_model.steps_per_epoch
+            is_first = cell.num_steps == language_model.steps_per_epoch
             scores = after_an_epoch if is_first else in_full
             write(cell, "nats_per_character", scores[GRID.index(cell.train.learning_rate)])
     assert asked == [{*GRID}, *stages]

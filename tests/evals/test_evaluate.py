@@ -65,7 +65,7 @@ def evaluations(folder: Path) -> set[str]:
 
 def test_what_is_not_there_yet_is_measured_and_nothing_is_trained(folder, monkeypatch, capsys):
     assert evaluations(folder) == {"training"}
-    monkeypatch.setattr(training_job.TrainingJob, "rows", None)
+    monkeypatch.setattr(training_job.Run, "rows", None)
     assert evaluate(monkeypatch, folder, names=("perplexity", "recall")) is None
     assert evaluations(folder) == {"training", "perplexity", "recall"}
     shown = capsys.readouterr().out

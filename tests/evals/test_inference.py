@@ -22,7 +22,8 @@ from attnbench.mixers.base import Mixer
 from attnbench.mixers.linear import LinearAttention
 from attnbench.model.sampling import decoder
 from attnbench.settings.registry import resolve
-from attnbench.training.prepare import Run, prepare
+from attnbench.training.job import Run
+from attnbench.training.prepare import prepare
 
 SETTINGS_OF_TWO = {**Inference.smoke, "lengths": [16, 48], "batch_sizes": [1, 3]}
 

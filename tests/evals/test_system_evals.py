@@ -30,7 +30,8 @@ from attnbench.model.language_model import LanguageModel
 from attnbench.model.matching import UNCOUNTED
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.training import step as training_step
-from attnbench.training.prepare import Run, prepare
+from attnbench.training.job import Run
+from attnbench.training.prepare import prepare
 
 ON_LINUX = pytest.mark.skipif(available_mib() is None, reason="only Linux counts and caps a process's memory")
 

@@ -27,7 +27,7 @@ from attnbench.model.dropout import drop, layer_keys, row_keys
 from attnbench.model.language_model import LanguageModel
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.loop import text_batch, train
-from attnbench.training.prepare import prepare, row_settings
+from attnbench.training.prepare import prepare
 from attnbench.training.stack import Member, train_stack
 from attnbench.training.step import Batch, batch_nats, compiled_nats, loss_and_gradients
 
@@ -204,5 +204,5 @@ def test_the_share_is_in_the_hash_and_the_rows_where_it_is_not_0():
     words = ["data=embedded", "model=tiny", "logger=none", "device=cpu"]
     runs = [prepare(compose([*words, *word])) for word in ([], ["model.dropout=0"], ["model.dropout=0.1"])]
     assert runs[0].config_hash == runs[1].config_hash != runs[2].config_hash
-    axes = [{name: value for name, value in row_settings(run).items() if name == "dropout"} for run in runs]
+    axes = [{name: value for name, value in run.row_settings().items() if name == "dropout"} for run in runs]
     assert axes == [{}, {}, {"dropout": 0.1}]

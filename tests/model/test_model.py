@@ -21,7 +21,8 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve, trust
 from attnbench.settings.schema import MixerSettings, ModelSettings
 from attnbench.training.checkpoint import TrainState
-from attnbench.training.prepare import hashed_model, prepare
+from attnbench.training.job import hashed_model
+from attnbench.training.prepare import prepare
 
 TOKENS_BT = torch.arange(2 * 21).reshape(2, 21) % len(VOCABULARY)
 

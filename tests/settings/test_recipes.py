@@ -13,7 +13,8 @@ from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.mixers.recipe import not_applicable, recipe_options, warnings_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import CONF, RecipeSettings
-from attnbench.training.prepare import prepare, recipe_settings, row_settings
+from attnbench.training.job import recipe_settings
+from attnbench.training.prepare import prepare
 
 DEMO = ["experiment=demo", "device=cpu", "eval=[recall]", "eval.recall.preset=small", "eval.recall.cells=null"]
 
@@ -67,8 +68,8 @@ def test_a_recipe_is_no_part_of_a_run_s_identity():
     words = ["conv_size=4", "qk_norm=true", "output_norm=true", "output_gate=silu"]
     named = prepare(compose([*DEMO, "attn=softmax", *(f"attn.{word}" for word in words)]))
     assert equipped.config_hash == named.config_hash
-    assert row_settings(equipped)["recipe"] == "equipped"
-    assert "recipe" not in row_settings(named)
+    assert equipped.row_settings()["recipe"] == "equipped"
+    assert "recipe" not in named.row_settings()
 
 
 def test_parts_that_a_mixer_cannot_have_are_listed_in_its_rows():
@@ -94,7 +95,7 @@ def test_a_recipe_leaves_out_a_part_that_undoes_the_mixer_and_its_rows_say_so(mi
     _, [job, *_] = prepare_probe(settings, settings.evaluations[0])
     for built in (settings.mixer, job.mixers[0]):
         assert not built.options[part]
-    assert row_settings(prepare(settings))["not_applicable"] == [part]
+    assert prepare(settings).row_settings()["not_applicable"] == [part]
     assert recipe_settings(job.settings, job.not_applicable)["not_applicable"] == [part]
     assert warnings_of(settings.mixer) == []
 
@@ -104,7 +105,7 @@ def test_who_names_a_part_that_undoes_the_mixer_gets_it_and_is_told(mixer, part,
     settings = compose([*DEMO, f"attn={mixer}", "recipe=equipped", f"attn.{part}={value}"])
     _, [job, *_] = prepare_probe(settings, settings.evaluations[0])
     assert settings.mixer.options[part] == job.mixers[0].options[part] == yaml.safe_load(value)
-    assert "not_applicable" not in row_settings(prepare(settings))
+    assert "not_applicable" not in prepare(settings).row_settings()
     [line] = warnings_of(settings.mixer)
     assert line.startswith(f"attn.{part}={yaml.safe_load(value)}: undoes ")
 

@@ -30,7 +30,7 @@ from attnbench.settings.schema import RunSettings
 from attnbench.training import follow
 from attnbench.training import step as training_step
 from attnbench.training.checkpoint import TrainState, load_counters
-from attnbench.training.job import TrainingJob
+from attnbench.training.job import Run
 from attnbench.training.log import read_metrics
 
 SECONDS = 60
@@ -400,7 +400,7 @@ def test_one_process_is_one_whoever_started_it(monkeypatch):
 def test_four_processes_drop_out_and_end_early_as_one_does(folder, one_thread, monkeypatch):
     """A mask is a function of the row's number in the whole batch. Of a last step that comes nearer, on which the
     learning rates depend, the others hear from rank 0."""
-    monkeypatch.setattr(TrainingJob, "new_end", lambda job, state, row: 14 if state.step == 10 else None)
+    monkeypatch.setattr(Run, "new_end", lambda job, state, row: 14 if state.step == 10 else None)
     given = ["attn=softmax", "model.dropout=0.2", "train.decay_fraction=0.5"]
     alone, four = (settings_of(folder, f"early{size}", *given) for size in (1, 4))
     ended = together(four, size=4)

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -47,7 +47,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError, Sitting, Stopwatch
-from attnbench.training.job import TrainingJob
+from attnbench.training.job import Run
 from attnbench.training.learning_rate import learning_rates, num_decay_steps, shortened
 from attnbench.training.log import MetricsLog, ProgressBar
 from attnbench.training.loop import Hook, train
@@ -251,7 +251,7 @@ def test_a_language_model_s_patience_ends_its_constant_rate():
     state.best_step = 400
 
     def end(state: TrainState) -> int | None:
-        return TrainingJob.new_end(cast(Any, SimpleNamespace(run=run, train=run.train)), state, {})
+        return Run.new_end(run, state, {})
 
     ends = {}
     for state.step in (600, 800):

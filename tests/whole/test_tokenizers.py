@@ -20,8 +20,9 @@ from attnbench.results import folder as results_folder
 from attnbench.results.corpora import units_of
 from attnbench.results.row_files import read_results
 from attnbench.settings.errors import UserError
+from attnbench.training.job import corpus_label
 from attnbench.training.log import read_metrics
-from attnbench.training.prepare import corpus_label, prepare, reopen
+from attnbench.training.prepare import prepare, reopen
 
 WORDS = [
     *("experiment=demo", "attn=linear", "model.num_layers=1", "model.dim=16", "model.head_width=16", "seq_len=16"),

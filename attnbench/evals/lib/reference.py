@@ -20,7 +20,7 @@ from attnbench.machine.timing import ColdCaches, OutOfMemory, attempt, time_repe
 from attnbench.results.metrics import is_timed
 from attnbench.results.rows import REFERENCE, REFERENCE_RATIO, Measurement
 from attnbench.settings.schema import ModelSettings
-from attnbench.training.prepare import Run
+from attnbench.training.job import Run
 
 
 def beside_reference(run: Run, measured: Iterator[Measurement]) -> Iterator[Measurement]:

@@ -16,8 +16,7 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
 from attnbench.training.checkpoint import is_final
-from attnbench.training.job import FAILED, TrainingJob, trained_on
-from attnbench.training.prepare import Run, row_settings
+from attnbench.training.job import FAILED, Run, trained_on
 
 
 class EvaluationJob(Job):
@@ -37,7 +36,7 @@ class EvaluationJob(Job):
         return {**self.run.columns(), "num_devices": trained_on(self.run)}
 
     def row_settings(self) -> dict[str, Any]:
-        return row_settings(self.run, self.settings)
+        return self.run.row_settings(self.settings)
 
     def protocol(self) -> dict[str, Any]:
         return protocol_of(self.primary)
@@ -55,7 +54,7 @@ class EvaluationJob(Job):
         """
         if is_final(self.run.checkpoints):
             return None
-        path = TrainingJob(self.run).results
+        path = self.run.results
         rows = [row.measurement for row in read_results(path)] if path.exists() else []
         failed = next((row for row in rows if row.status in FAILED), None)
         if failed is None:
@@ -76,8 +75,8 @@ class EvaluationJob(Job):
         yield from built.failed(self.run, failed.status, failed.reason)
 
 
-def language_model_job(run: Run, group: Group | None = None) -> TrainingJob:
+def language_model_job(run: Run, group: Group | None = None) -> Run:
     """Return the training of a language model, by the processes of `group`, with the evaluations of its checkpoints."""
-    job = TrainingJob(run, group)
-    job.evaluations = tuple(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)
-    return job
+    run.group = group
+    run.evaluations = tuple(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)
+    return run

@@ -44,9 +44,8 @@ from attnbench.settings.schema import (
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState
 from attnbench.training.hooks import DivergedError
-from attnbench.training.job import budget
+from attnbench.training.job import budget, hashed_model, mixer_options, recipe_settings
 from attnbench.training.learning_rate import shortened
-from attnbench.training.prepare import hashed_model, mixer_options, recipe_settings
 from attnbench.training.run import TrainedJob, make_ready
 from attnbench.training.speed import speed_row
 from attnbench.training.step import Batch

@@ -23,7 +23,7 @@ from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.registry import build, resolve
 from attnbench.settings.schema import EvaluationSettings
-from attnbench.training.prepare import Run, resolved_config, row_settings
+from attnbench.training.job import Run
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +59,16 @@ class SystemJob(Job):
 
     def columns(self) -> dict[str, Any]:
         sizes = {"model": "", "parameters": None} if self.own_sizes else {}
-        return {**self.run.columns(), **sizes}
+        return {**self.run.columns(), **sizes, "num_devices": 1}
 
     def row_settings(self) -> dict[str, Any]:
-        return row_settings(self.run, self.settings)
+        return self.run.row_settings(self.settings)
 
     def protocol(self) -> dict[str, Any]:
         return protocol_of(self.primary)
 
     def config(self) -> dict[str, Any]:
-        return resolved_config(self.run)
+        return self.run.config()
 
     def rows(self) -> Iterator[Measurement]:
         group = f"eval.{self.evaluation}"

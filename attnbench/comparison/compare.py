@@ -260,4 +260,5 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bo
     if mirrored:
         from attnbench.report.workspace import show_comparison
 
-        show_comparison(folder, settings.logger, root=beside(settings.outputs_dir), report=page and page.parent)
+        root, shown = beside(settings.outputs_dir), page and page.parent
+        show_comparison(folder, settings.logger, root=root, report=shown, inputs=inputs)

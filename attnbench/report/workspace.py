@@ -42,13 +42,15 @@ OF_VERDICT = ("difference", "low", "high", "p_value", "adjusted_p_value", "num_s
 VERDICT_COLUMNS = ("evaluation", "metric", "first", "verdict", "second", *OF_VERDICT)
 
 
-def show_comparison(folder: Path, settings: LoggerSettings, *, root: Path, report: Path | None = None) -> None:
+def show_comparison(
+    folder: Path, settings: LoggerSettings, *, root: Path, report: Path | None = None, inputs: Inputs | None = None
+) -> None:
     """Log the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
 
     The run is updated when it is logged again. `root` is the parent folder of wandb/, `report` a folder that becomes
-    an artifact of the run.
+    an artifact of the run, `inputs` those of the folder, if already read.
     """
-    inputs = read_inputs(folder)
+    inputs = read_inputs(folder) if inputs is None else inputs
     content = summary(inputs.figures, [], inputs.protocol.variants)
     plan = inputs.protocol.plan
     protocol = asdict(inputs.protocol)

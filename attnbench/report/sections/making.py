@@ -41,15 +41,11 @@ def _protocol(inputs: Inputs) -> dict[str, str]:
         return words.listed(str(value) for value in values if value is not None)
 
     seeds = {identity.seed for identity in identities if not is_search(identity.seed)}
+    # The head of the page has the variants, the device and the time.
     facts = {
-        "Plan": protocol.plan,
-        "Variants": words.listed(protocol.variants),
         "Seeds": words.listed(map(str, sorted(seeds, key=str))),
-        **{name: listed(name.lower()) for name in ("Corpus", "Precision")},
-        "Device": words.devices(identity.device for identity in identities),
-        "Commit": listed("commit"),
+        **{name: listed(name.lower()) for name in ("Corpus", "Precision", "Commit")},
         "Started": protocol.started or "",
-        "Took": f"{words.shown_value(protocol.seconds)} s" if protocol.seconds is not None else "",
     }
     return {name: value for name, value in facts.items() if value}
 
@@ -116,7 +112,7 @@ def _failures(inputs: Inputs, figures: Sequence[Figure]) -> list[Block]:
     failures = inputs.protocol.failures
     lines += [(entry.get("cell", NOTHING), NOTHING, "all", "failed", entry.get("reason", "")) for entry in failures]
     if not lines:
-        return [Note("Nothing: every measurement has a number.", kind="")]
+        return []
     headers = ["Variant", "Where", "What", "Status", "Reason"]
     marked = [[*line[:3], TableCell(text=line[3], mark="lost"), line[4]] for line in lines]
     return [Table(title="What has no number, and why", headers=headers, lines=marked, num_labels=5)]

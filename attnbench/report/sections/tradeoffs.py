@@ -12,7 +12,6 @@ from attnbench.report.charts.vega import draw
 from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import MIXER_OPTIONS, ResultRow, is_search
-from attnbench.results.tables import Table
 from attnbench.verdict.costs import WIDTH, Priced, cost_metrics, frontier, priced, widths_of
 from attnbench.verdict.seeds import Figure, sittings_lead
 
@@ -32,33 +31,31 @@ def tradeoffs(
     without: Collection[str] = (),
 ) -> Section | None:
     """Draw all but the pictures `without`."""
-    drawn, tables = cost_pictures(rows, figures, primaries, variants)
+    drawn, notes = cost_pictures(rows, figures, primaries, variants)
     pictures = [picture for picture in drawn if picture.name not in without]
     about = "Up is better for accuracies, down for losses; left is cheaper."
-    blocks = [Note(about), *([Pictures(pictures)] if pictures else []), *tables]
-    return Section(title="What a score costs", blocks=blocks) if pictures or tables else None
+    blocks = [Note(about), *([Pictures(pictures)] if pictures else []), *notes]
+    return Section(title="What a score costs", blocks=blocks) if pictures or notes else None
 
 
 def cost_pictures(
     rows: Sequence[ResultRow], figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
 ) -> tuple[list[Picture], list[Block]]:
-    """Return the charts, and tables or notes on what has none."""
+    """Return the charts, and notes on what has none."""
     pictures: list[Picture] = []
-    tables: list[Block] = []
+    notes: list[Block] = []
     curves = _windows(rows)
     asked = [(*it, metric) for it in primaries.items() for metric in cost_metrics(it[1])]
     for evaluation, primary, metric in asked:
         groups = priced(figures, evaluation, primary, metric)
         for points in groups:
             if sittings_lead(("", point.cost) for point in points):
-                tables.append(Note(f"Not drawn, as its timings cannot be ranked: {_title(evaluation, points)}."))
+                notes.append(Note(f"Not drawn, as its timings cannot be ranked: {_title(evaluation, points)}."))
             elif len({point.price for point in points}) > 1:
                 name = file_name(evaluation, points[0].cost.metric, *([_place(points)] if len(groups) > 1 else []))
                 best = frontier(points, primary) if primary.higher_is_better else []
                 pictures.append(_picture(name, evaluation, points, best, curves, variants))
-            elif len(points) > 1:
-                tables.append(_table(evaluation, points))
-    return pictures, tables
+    return pictures, notes
 
 
 def _windows(rows: Sequence[ResultRow]) -> dict[tuple[str, str], str]:
@@ -171,13 +168,3 @@ def _datum(point: Priced) -> Datum:
         "cost": words.outcome(point.cost),
         **figure_words(score),
     }
-
-
-def _table(evaluation: str, points: Sequence[Priced]) -> Table:
-    score, cost = points[0].score, points[0].cost
-    lines = [
-        [it.score.label, words.outcome(it.score), it.score.spread.strip("()"), words.outcome(it.cost)] for it in points
-    ]
-    headers = ["Variant", *(words.capitalized(words.metric_name(f.metric)) for f in (score, cost))]
-    headers.insert(2, words.interval_name([score]))
-    return Table(title=f"{_title(evaluation, points)}, {_place(points)}", headers=headers, lines=lines)

@@ -62,7 +62,7 @@ def read_words(
     in_job = _in_own_job()
     if in_job and config_dir is not None:
         raise UserError(f"config_dir={config_dir}: inside a job the command line's --config-dir is what counts")
-    with _without_collection(), nullcontext() if in_job else _own_hydra(config_dir):
+    with uncollected(), nullcontext() if in_job else _own_hydra(config_dir):
         keep_environment_out()
         try:
             config = hydra.compose(config_name, list(overrides), return_hydra_config=True)
@@ -146,7 +146,7 @@ def parse_once() -> None:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Collect no garbage inside: beside torch a collection takes longer than the composition that triggers it."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,5 +1,6 @@
 """Entry point of every command with a configuration: one job or a sweep, mistakes as one line."""
 
+import gc
 import logging
 import os
 import sys
@@ -17,7 +18,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from attnbench.cli.compose import composed, keep_environment_out, own_conf, parse_once, prepared_words
+from attnbench.cli.compose import composed, keep_environment_out, own_conf, parse_once, prepared_words, uncollected
 from attnbench.cli.help import help_text
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.plain import without_hydra
@@ -143,7 +144,11 @@ def launch(
 
 def _imported(name: str) -> Callable[..., Path]:
     module, _, function = name.rpartition(".")
-    return getattr(import_module(module), function)
+    with uncollected():
+        found = getattr(import_module(module), function)
+    # What is loaded stays; a collection would go through all of it.
+    gc.freeze()
+    return found
 
 
 def _report(

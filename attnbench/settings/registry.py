@@ -7,15 +7,17 @@ call `trust`, for the process and its workers; a checkpoint never does.
 
 import importlib
 import inspect
+import re
 import traceback
 import types
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 from attnbench.settings.check import check_options
 from attnbench.settings.errors import UserError, did_you_mean, one_line
 from attnbench.settings.options import check_allowed
-from attnbench.settings.schema import MixerSettings
+from attnbench.settings.schema import CONF, MixerSettings
 
 Class = TypeVar("Class")
 
@@ -27,6 +29,14 @@ def trust(targets: Iterable[str]) -> None:
     """Allow classes outside attnbench, module.Class or module:Class, that the user names in this command or call. Never
     for names in other files."""
     TRUSTED.update(target.replace(":", ".") for target in targets)
+
+
+@cache
+def own_targets(group: str) -> dict[str, str]:
+    """Return `_target_` of the yamls of a group of conf/, by name."""
+    files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((CONF / group).glob("*.yaml"))}
+    found = {name: re.search(r"^_target_: *(\S+)", text, re.MULTILINE) for name, text in files.items()}
+    return {name: match[1] for name, match in found.items() if match is not None}
 
 
 def resolve(target: str, base: type[Class]) -> type[Class]:

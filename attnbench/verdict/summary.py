@@ -9,14 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from attnbench.results.corpora import on_corpus, split_name
 from attnbench.results.metrics import Primary
 from attnbench.results.rows import TRAINING
 from attnbench.results.tables import Headline
-from attnbench.settings.registry import resolve
-from attnbench.settings.schema import CONF
+from attnbench.settings.registry import own_targets, resolve
 from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.family import family, solved_beside
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
@@ -152,12 +149,8 @@ def evaluation_class(name: str) -> Any:
     """Return the class of an evaluation or bench of conf/; None for others."""
     name, _ = split_name(name)
     # Looked up among existing files, because the name comes from rows.
-    for group in ("eval", "bench"):
-        path = {path.stem: path for path in (CONF / group).glob("*.yaml")}.get(name)
-        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_") if path is not None else None
-        if target is not None:
-            return resolve(target, object)
-    return None
+    target = {**own_targets("bench"), **own_targets("eval")}.get(name)
+    return None if target is None else resolve(target, object)
 
 
 def _default(figures: Sequence[Figure]) -> Headline:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -580,6 +581,29 @@ def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
     job = SimpleNamespace(plots=[("perplexity", "sequence_length")])
     cell = SimpleNamespace(all_results=(), parts=[job], label="training softmax")
     assert what_came_out(cell) == said  # pyright: ignore[reportArgumentType]
+
+
+def test_a_finished_comparison_is_read_judged_and_drawn_no_more_than_needed(copied, text, ran, monkeypatch):
+    counted: Counter[str] = Counter()
+
+    def count(place: str, name: Callable[..., str], returned: Any = None) -> None:
+        module, _, function = place.rpartition(".")
+        kept = getattr(import_module(module), function) if returned is None else lambda *_, **__: returned
+        monkeypatch.setattr(place, lambda *it, **named: (counted.update([name(*it)]), kept(*it, **named))[1])
+
+    count("attnbench.report.inputs.verdicts_of", lambda *_: "verdicts")
+    count("attnbench.results.row_files.parse_results", lambda path: f"read {path.name}")
+    count("attnbench.report.charts.style.to_svg", lambda picture, _: f"drawn {picture.name}", "<svg>")
+    count("attnbench.report.charts.style.to_png", lambda _: "png", b"")
+    count("attnbench.report.charts.style.runtime", lambda: "script", "")
+    for is_drawn in (True, False):
+        counted.clear()
+        compared(settings(text, copied.parent, report=True))
+        assert not ran()
+        assert counted["verdicts"] == 1
+        assert {number for name, number in counted.items() if name.startswith("drawn ")} == ({1} if is_drawn else set())
+        # By the plan, and by its report.
+        assert {number for name, number in counted.items() if name.startswith("read ")} <= {1, 2}
 
 
 def test_of_cells_that_run_side_by_side_the_first_is_named(monkeypatch, caplog):

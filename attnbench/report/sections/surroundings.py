@@ -3,17 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cache
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from attnbench.report.sections import words
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import MIXER_OPTIONS, TRAINING, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
-from attnbench.settings.registry import resolve
-from attnbench.settings.schema import CONF, RecipeSettings
+from attnbench.settings.registry import own_targets, resolve
+from attnbench.settings.schema import RecipeSettings
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.rates import Choice
 from attnbench.verdict.seeds import Figure
@@ -137,20 +134,13 @@ def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:
     return by_evaluation
 
 
-@cache
-def _targets() -> dict[str, str]:
-    """Return `_target_` of attnbench's mixers by class name."""
-    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((CONF / "attn").glob("*.yaml"))]
-    targets = [content["_target_"] for content in files]
-    return {it.rpartition(".")[2]: it for it in targets if it.startswith("attnbench.mixers.")}
-
-
 def _known(mixer: str) -> "list[type[Mixer]]":
     """Return the classes of a mixer's names, or none. Imported here: mixers load torch, and commands answer signals
     before that."""
     from attnbench.mixers.base import Mixer
 
-    names, targets = mixer.split("+"), _targets()
+    targets = {it.rpartition(".")[2]: it for it in own_targets("attn").values() if it.startswith("attnbench.mixers.")}
+    names = mixer.split("+")
     return [resolve(targets[name], Mixer) for name in names] if all(name in targets for name in names) else []
 
 

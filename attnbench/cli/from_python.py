@@ -25,7 +25,7 @@ from attnbench.report.results import Results
 from attnbench.results.identity import sources_of
 from attnbench.results.row_files import begin_sitting
 from attnbench.settings.check import check_name
-from attnbench.settings.errors import UserError
+from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.escape import OneLine
 from attnbench.settings.registry import TRUSTED, is_own
 from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings
@@ -176,6 +176,9 @@ def _working(*words: str) -> Iterator[None]:
         importlib.invalidate_caches()
         _import_edited(words)
         yield
+    except Interrupted as error:
+        # A new one, without the tens of lines of where the signal came.
+        raise Interrupted(str(error), error.exit_code) from None
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)

@@ -43,7 +43,7 @@ from attnbench.training.wandb import beside, choose_mode
 
 log = logging.getLogger(__name__)
 
-OWN_LAYER = "+plan.variants.mine=['attn=module','attn.path=my_layer:MyLayer']"
+OWN_LAYER = "plan.variants.mine=[attn=module,attn.path=my_layer:MyLayer]"
 """Override that adds a user's layer to a plan."""
 
 
@@ -255,7 +255,10 @@ def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bo
         log.info(f"report, for a browser: {page}")
     # A frozen plan takes no other variant; a factorial names its parts for each.
     if prints and not is_frozen and not plan.factors and "mine" not in plan.variants:
-        log.info("your layer beside these (class MyLayer in my_layer.py of this folder); nothing else runs again:")
+        log.info(
+            "your layer (class MyLayer in my_layer.py of this folder) beside these; nothing else runs again; "
+            "plan.recipe=bare besides takes the parts away that they have and it has not:"
+        )
         log.info(f'  {settings.command} "{OWN_LAYER}"')
     if mirrored:
         from attnbench.report.workspace import show_comparison

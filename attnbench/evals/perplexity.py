@@ -1,5 +1,6 @@
 """Perplexity with full context, over a whole split, by position in the window, and beyond the training length."""
 
+import logging
 import math
 from collections.abc import Iterator
 from itertools import product
@@ -19,6 +20,8 @@ from attnbench.results.rows import TEST_OF_BEST, Measurement
 from attnbench.results.tables import Headline
 from attnbench.settings.options import option
 from attnbench.training.log import watched
+
+log = logging.getLogger(__name__)
 
 NO_TEST_SPLIT = "the corpus has no test split (data.test_fraction=0)"
 
@@ -98,11 +101,12 @@ class Perplexity(CheckpointEvaluation):
 
     def _longer(self, model: LanguageModel, subject: Subject, length: int) -> Iterator[Measurement]:
         places, num_test = self._places(subject, "test", "final", length), len(self._part(subject, "test")[0])
+        units = subject.corpus.tokenizer.units
         if length > num_test:
-            units = subject.corpus.tokenizer.units
             reason = f"of the test split {num_test} {units} are read" if num_test else NO_TEST_SPLIT
             yield from rows_without_numbers(places, "unsupported", reason)
             return
+        log.info(f"perplexity at {length:,} {units} (trained: {subject.seq_len:,})")
         scores = attempt(lambda: self._nats(model, subject, "test", length))
         if isinstance(scores, OutOfMemory):
             yield from rows_without_numbers(places, "out_of_memory", scores.reason)

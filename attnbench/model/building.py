@@ -169,7 +169,7 @@ def take_memory(model: nn.Module, device: torch.device | str) -> None:
 
 
 def num_bytes(model: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
 
 
 def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.data.bpe import from_state
 from attnbench.data.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ def write_files(
     optimizer: dict[str, Tensor] | None = None,
 ) -> None:
     """Write and sync the files of a new folder, state.json last, with `counters` in it."""
-    _save_tensors({name: x.detach().contiguous() for name, x in model.named_parameters()}, folder / WEIGHTS)
+    _save_tensors({name: x.detach().contiguous() for name, x in kept_tensors(model).items()}, folder / WEIGHTS)
     if optimizer is not None:
         _save_tensors(optimizer, folder / OPTIMIZER)
     (folder / "config.json").write_text(json.dumps(asdict(record), ensure_ascii=False), encoding="utf-8")
@@ -88,6 +88,12 @@ def write_files(
     (folder / "state.json").write_text(json.dumps(content), encoding="utf-8")
     for path in [*folder.iterdir(), folder]:
         sync(path)
+
+
+def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint: parameters, and persistent buffers, which only layers from elsewhere have."""
+    buffers, kept = dict(model.named_buffers()), model.state_dict().keys()
+    return {**dict(model.named_parameters()), **{name: x for name, x in buffers.items() if name in kept}}
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -136,9 +142,9 @@ def load_model(
         check_sizes(folder, model)
         _, weights, _ = read_files(folder)
     # Before allocating what the record claims.
-    _compare(dict(model.named_parameters()), weights, folder)
+    _compare(kept_tensors(model), weights, folder)
     take_memory(model, device)
-    fill(dict(model.named_parameters()), weights, folder)
+    fill(kept_tensors(model), weights, folder)
     return model, record
 
 
@@ -202,7 +208,7 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
 
 def check_sizes(folder: Path, model: LanguageModel) -> None:
     """Raise UserError for a file larger than the model needs, before reading it."""
-    header = 2**20 + 1024 * sum(1 for _ in model.parameters())
+    header = 2**20 + 1024 * len(kept_tensors(model))
     # Two moments and a count of updates for each parameter, all float32.
     for name, copies in ((WEIGHTS, 1), (OPTIMIZER, 3)):
         path, most = folder / name, copies * num_bytes(model) + header

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from attnbench.report.inputs import Inputs, read_inputs
 from attnbench.report.page import page_sections, pictures_of
 from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.front import first_answer
+from attnbench.report.sections.scores import score_table
 from attnbench.report.sections.words import capitalized, metric_name, where
 from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.tables import to_html
@@ -61,10 +63,11 @@ class Results:
         """The table of the report's first screen: a line for each variant and score.
 
         Columns: variant, evaluation, score and at (in words), metric, unit, higher_is_better (None: neither), mean over
-        `seeds` seeds, low and high (95 % interval over seeds), solved (in words), is_best (better than all others by
-        the verdicts).
+        `seeds` seeds, low and high (95 % interval of that mean; NaN for a few seeds, which the report shows as dots),
+        solved (in words), is_best (marked as the best of its score in the report's table).
         """
         content = summary(self.inputs.figures, self.inputs.verdicts, self.inputs.protocol.variants)
+        marks = [[getattr(cell, "mark", "") for cell in line[1:]] for line in score_table(content).lines]
         return pd.DataFrame(
             [
                 {
@@ -76,14 +79,14 @@ class Results:
                     "unit": column.unit,
                     "higher_is_better": column.higher_is_better,
                     "mean": figure.mean,
-                    "low": figure.low,
-                    "high": figure.high,
+                    "low": nan if figure.is_of_few else figure.low,
+                    "high": nan if figure.is_of_few else figure.high,
                     "seeds": len(figure.values),
                     "solved": entry.solved,
-                    "is_best": entry.is_best,
+                    "is_best": mark == "best",
                 }
-                for variant, entries in content.lines.items()
-                for column, entry in zip(content.columns, entries, strict=True)
+                for (variant, entries), line in zip(content.lines.items(), marks, strict=True)
+                for column, entry, mark in zip(content.columns, entries, line, strict=True)
                 if (figure := entry.figure) is not None
             ]
         )

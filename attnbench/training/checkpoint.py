@@ -24,6 +24,7 @@ from attnbench.model.stored import (
     ModelRecord,
     check_sizes,
     fill,
+    kept_tensors,
     naming_the_way_out,
     read_files,
     read_state,
@@ -155,7 +156,7 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
     state = TrainState.fresh(model)
     for name, value in counters.items():
         setattr(state, name, value)
-    fill(dict(model.named_parameters()), weights, steps[-1])
+    fill(kept_tensors(model), weights, steps[-1])
     moments = {f"{kind}/{name}": tensor for kind in MOMENTS for name, tensor in getattr(state, kind).items()}
     fill(moments, optimizer, steps[-1])
     return state

@@ -74,6 +74,20 @@ def test_values_are_written_as_hydra_reads_them(asked):
     assert asked[0].rerun is True
 
 
+def test_a_stop_is_told_without_where_its_signal_came(monkeypatch):
+    def deep(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; the same command resumes", 130) from None
+
+    monkeypatch.setattr(from_python, "carry_out", deep)
+    with pytest.raises(Interrupted, match="the same command resumes") as stopped:
+        attnbench.compare({"a": "attn=softmax"}, plan="demo")
+    assert stopped.value.exit_code == 130
+    assert "deep" not in [entry.name for entry in stopped.traceback]
+
+
 def test_names_that_are_loaded_late_are_listed_for_completion():
     assert {*attnbench.__all__} <= {*dir(attnbench)}
 

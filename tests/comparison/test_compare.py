@@ -35,6 +35,7 @@ from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
 from attnbench.model.building import function_of
 from attnbench.report.inputs import read_inputs
+from attnbench.report.results import Results
 from attnbench.report.sections.answer import answer
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
@@ -220,6 +221,14 @@ def test_stacked_trainings_are_the_same_cells_with_the_same_scores(whole, text, 
         assert ours["selection"].settings["stack"] == 2
         assert (ours["selection"].value, ours["selection"].status) == (theirs["selection"].value, "ok")
     assert not record(folder)["failures"]
+
+
+def test_a_few_seeds_have_no_interval_and_the_best_is_that_of_the_table(whole):
+    scores = Results(whole[0]).scores
+    of_few = scores[scores["seeds"] == 2]
+    assert len(of_few)
+    assert of_few[["low", "high"]].isna().all(axis=None)
+    assert (of_few[of_few["is_best"]].groupby("evaluation").size() >= 1).all()
 
 
 def test_the_record_says_what_was_compared_and_how(whole):
@@ -571,7 +580,7 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     )
     assert re.search(r": symbols right [\d.e-]+, length \d+, 0:01$", lines[-1])
     # The last lines say how the comparison grows.
-    assert any("+plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
+    assert any("plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
 
 
 @pytest.mark.parametrize(("unit", "said"), [("1", "perplexity 9.757"), ("nat", "perplexity (nat) 9.757")])

@@ -28,7 +28,7 @@ from attnbench.results.row_files import read_results
 from attnbench.results.rows import EVALUATION_OPTIONS, Measurement, ResultRow
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
-from attnbench.settings.schema import SELECTION_SEED, RunSettings, TrainSettings
+from attnbench.settings.schema import SELECTION_SEED, RecipeSettings, RunSettings, TrainSettings
 from attnbench.training import checkpoint, learning_rate, run
 from attnbench.training.hooks import Sitting
 from attnbench.training.learning_rate import learning_rates
@@ -372,6 +372,8 @@ def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
     found = rows(replace(settings, mixer=mixer))
     # It has no gate, which is what the probe wishes.
     assert all(row.measurement.settings["not_applicable"] == ["conv_size"] for row in found)
+    bare = RecipeSettings(name="bare", conv_size=0, output_gate="none")
+    assert prepared(replace(settings, mixer=mixer, recipe=bare)).not_applicable == []
     assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
 
 

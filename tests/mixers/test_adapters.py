@@ -148,8 +148,20 @@ def test_a_checkpoint_that_names_one_is_refused_until_its_words_are_given_again(
     of_run, _ = load_checkpoint(tmp_path / "run", device="cpu")
     assert all(map(torch.equal, again.parameters(), of_run.parameters()))
     tokens = torch.arange(20)[None]
-    # The mask, which no checkpoint has, comes from the constructor.
     assert torch.equal(again(tokens)[0], model(tokens)[0])
+
+
+def test_random_and_changed_buffers_are_in_a_checkpoint(tmp_path) -> None:
+    settings = compose([*TINY, "attn.path=outside_layers:RandomFeatures"])
+    mixer = resolve_mixer(settings.mixer, settings.model, device_type="cpu", precision="float32")
+    model = build_model([mixer] * 2, settings.model, vocabulary_size=30, seed=0)
+    assert not torch.equal(*(block.mixer.inner.omega for block in model.layers))
+    model.layers[0].mixer.inner.omega[0, 0] = 3.0
+    sizes: dict[str, Any] = {"vocabulary_size": 30, "corpus": "", "seq_len": 8, "precision": "float32"}
+    write_files(tmp_path, model, ModelRecord(mixers=[mixer] * 2, model=settings.model, vocabulary=["a"], **sizes), {})
+    again, _ = load_checkpoint(tmp_path, device="cpu")
+    for block, other in zip(model.layers, again.layers, strict=True):
+        assert torch.equal(block.mixer.inner.omega, other.mixer.inner.omega)
 
 
 def test_its_source_is_part_of_the_identity() -> None:

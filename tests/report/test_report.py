@@ -40,7 +40,7 @@ from attnbench.report.charts.plots import chance_text, describe, missing_text, p
 from attnbench.report.charts.style import to_png, to_svg
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import pictures_of, write_report, write_sections
-from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer
+from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer, sentences
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.scores import score_table
 from attnbench.report.sections.surroundings import ACTIVATION, equal_parts, surroundings, surroundings_table
@@ -462,6 +462,15 @@ def test_a_few_seeds_that_are_not_tested_are_shown_seed_by_seed():
     many = [*rows_of("softmax", *[0.5] * 5), *rows_of("linear", *[0.25] * 5)]
     assert "Seed by seed" not in answer(inputs_of(many, ["softmax", "linear"], rank=[]))
     assert "Seed by seed" not in answer(inputs_of(rows, ["softmax", "linear"], rank=["softmax", "linear"]))
+
+
+def test_sizes_that_were_not_matched_and_failures_are_said():
+    of_it = {"settings": {"width": 32}, "metric": "parameters"}
+    rows = [*rows_of("softmax", 1000.0, **of_it), *rows_of("mine", 610.0, **of_it), *rows_of("linear", 1001.0, **of_it)]
+    failures = [{"cell": f"copy mine, seed {seed}", "reason": "not today"} for seed in (1, 2)]
+    told = sentences(inputs_of(rows, ["softmax", "mine", "linear"], failures=failures))
+    assert "Parameters: mine has 39 % fewer in copy than softmax." in told
+    assert told[0] == "copy mine, seed 1 failed, and 1 more: not today."
 
 
 def test_what_is_not_ranked_is_said_without_a_winner(summed):

@@ -59,6 +59,18 @@ class BeginsAtZero(Tutorial):
         return super().forward(x.roll(-1, dims=1))
 
 
+class RandomFeatures(nn.Module):
+    """Features that are drawn once, in a buffer."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, dim)
+        self.register_buffer("omega", torch.randn(dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x @ self.omega).cos())
+
+
 class OtherWidth(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()

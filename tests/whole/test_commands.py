@@ -25,7 +25,8 @@ from attnbench.settings.registry import build
 
 ELSEWHERE = {
     "make demo": "by hand before every release: it takes minutes",
-    "attnbench demo \"+plan.variants.mine=['attn=module','attn.path=my_layer:MyLayer']\"": "test_command.py, a dry run",
+    "attnbench demo plan.recipe=bare 'plan.only=[recall,copy]' "
+    "'plan.variants.mine=[attn=module,attn.path=my_layer:MyLayer]'": "test_command.py, a dry run",
     "attnbench new mixer fades": "test_new.py",
     "attnbench doctor 'mixers=[fades]' quick=true": "test_new.py",
     "attnbench compare plan=fades": "test_new.py, a dry run",
@@ -291,7 +292,7 @@ def test_the_python_of_the_pages_runs(folder, trained, monkeypatch, capsys):
     plan |= {"seeds": [0], "probe_seeds": [0], "device": "cpu", "logger": "none"}
     code = "\n".join(block for page in PYTHON for block in blocks(page, "python"))
     for shown, smaller in (
-        ('plan="demo", only=["recall", "copy"]', 'plan="demo", **plan'),
+        ('plan="demo", only=["copy"]', 'plan="demo", **plan'),
         ('"experiment=demo"]', '"experiment=demo", *small]'),
     ):
         assert shown in code

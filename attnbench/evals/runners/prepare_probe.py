@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import passes_in, resolve_precision
 from attnbench.mixers.base import Mixer
-from attnbench.mixers.recipe import is_off
+from attnbench.mixers.recipe import OWN, is_off
 from attnbench.model.matching import match_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import each
@@ -97,6 +97,10 @@ def _apply(task: Probe, settings: RunSettings) -> tuple[MixerSettings, list[str]
     Options that the variant names take precedence over the task's, and these over the yaml's.
     """
     lacking: set[str] = set()
+    # What a recipe asks for is compared with the mixer's options elsewhere.
+    of_recipe = asdict(settings.recipe) if settings.recipe is not None else {}
+    decided = {name for name, value in of_recipe.items() if value not in (None, OWN)}
+    asked = {name for name, value in task.mixer_options.items() if not is_off(value)} - decided
 
     def apply(mixer: MixerSettings, prefix: str) -> MixerSettings:
         cls, given = resolve(mixer.target, Mixer), mixer.options
@@ -107,11 +111,7 @@ def _apply(task: Probe, settings: RunSettings) -> tuple[MixerSettings, list[str]
         # A part that would undo a mixer stays as its yaml has it.
         undoing = cls.undone_by.keys() - named.keys()
         wishes = {name: value for name, value in task.mixer_options.items() if name in known and name not in undoing}
-        lacking.update(
-            name
-            for name, value in task.mixer_options.items()
-            if not is_off(value) and (name not in known or (name in undoing and is_off(given.get(name))))
-        )
+        lacking.update(it for it in asked if it not in known or (it in undoing and is_off(given.get(it))))
         return replace(mixer, options={**kept, **shape, **wishes, **named})
 
     return each(settings.mixer, apply), sorted(lacking)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.report.sections import words
 from attnbench.report.sections.corpus_table import corpora_lines
-from attnbench.report.sections.surroundings import surroundings
+from attnbench.report.sections.surroundings import EQUAL, equal_parts, surroundings
 from attnbench.report.sections.verdicts import verdict_lines
 from attnbench.results.corpora import split_name
 from attnbench.results.metrics import Primary
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 FULL_LENGTHS = 8
 """Multiple of the trained length whose perplexity is in the answer."""
+
+UNMATCHED = 0.1
+"""Share of parameters that a variant has more or fewer, from which the answer says so."""
 
 LEFT_OUT = (
     "Left out: variants better by no more than the margin than one with as little state, or than chance. By means, "
@@ -51,6 +54,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
         **noise_lines(verdicts, in_looks=protocol.in_looks),
         **beyond_training(inputs.figures, inputs.primaries),
         "Bytes of state": by_state(inputs.figures, inputs.primaries),
+        "Parameters": size_lines(inputs),
         "Around the mixers": surroundings(inputs.rows),
     }
     told = unfinished | (described if protocol.factors else lines)
@@ -66,6 +70,7 @@ def unscored_reason(inputs: "Inputs") -> str:
 def sentences(inputs: "Inputs") -> list[str]:
     said = failure_lines(inputs.protocol.failures)
     said += [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
+    said.append(EQUAL + equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates))
     said += [f"{term}: {sentence}" for term, group in answer(inputs).items() for sentence in group]
     return list(filter(None, [*said, control_sentence(inputs.control_verdicts)]))
 
@@ -98,6 +103,21 @@ def primary_column(figures: Sequence[Figure], primary: Primary) -> Column | None
         it for it in columns if it.judged_by == primary.metric and primary.settings.items() <= it.settings.items()
     ]
     return max(judged, key=lambda column: primary.hardness(column.settings), default=None)
+
+
+def size_lines(inputs: "Inputs") -> list[str]:
+    """Say whose models have a size that matching could not give them, beside the reference's or the first variant's."""
+    found: dict[str, dict[str, str]] = {}
+    sizes = [it for it in inputs.figures if it.metric == "parameters" and it.mean]
+    first = inputs.protocol.reference or next((it.variant for it in sizes), "")
+    for of_it in grouped(sizes, lambda figure: figure.key).values():
+        base = next((it.mean for it in of_it if first in it.names), None)
+        for it in of_it:
+            share = it.mean / base - 1 if it.mean and base else 0.0
+            if abs(share) > UNMATCHED:
+                told = f"{100 * abs(share):.0f} % {'fewer' if share < 0 else 'more'}"
+                found.setdefault(it.label, {})[it.evaluation] = f"{told} in {words.task(it.evaluation).lower()}"
+    return [f"{label} has {words.listed(of_it.values())} than {first}." for label, of_it in found.items()]
 
 
 def edge_lines(rates: Sequence[Choice]) -> list[str]:

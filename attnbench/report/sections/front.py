@@ -9,15 +9,13 @@ from attnbench.report.sections import words
 from attnbench.report.sections.answer import UNFINISHED, seed_lines, unscored_reason
 from attnbench.report.sections.differences import difference_picture, seed_picture
 from attnbench.report.sections.scores import score_table, signs_note
-from attnbench.report.sections.surroundings import equal_parts
+from attnbench.report.sections.surroundings import EQUAL, equal_parts
 from attnbench.report.sections.tradeoffs import cost_pictures
 from attnbench.report.sections.verdicts import first_sentences
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import TRAINING
 from attnbench.verdict.ranking import Verdict, common_reference
 from attnbench.verdict.summary import Summary, summary
-
-EQUAL = "Equal for all variants: "
 
 MANY_SCORES = 9
 """Most columns of the table of the first screen; with more, each metric of an evaluation has one, its hardest."""

@@ -33,6 +33,8 @@ OFF = {"none", "0", "off"}
 
 LACKS = "has none"
 
+EQUAL = "Equal for all variants: "
+
 MATCHED = 2.0
 """Largest difference of parameters, in percent, that is called equal."""
 

@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import logging
+import math
 import os
 import shutil
 import sys
@@ -11,12 +13,17 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from attnbench.machine.ranks import ALONE, ranks_here
 from attnbench.results.files import replace_file
+from attnbench.settings.check import setting_of
+
+log = logging.getLogger(__name__)
 
 SUBMITIT = ("submitit_local", "submitit_slurm")
 
@@ -47,11 +54,17 @@ class SweepOutcomes(Callback):
     def __init__(self) -> None:
         self.folder: str | None = None
         self.launcher: str | None = None
+        self.swept: dict[str, int] = {}
+        """Number of values by setting; empty where the sweep's number of jobs is not known."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Make the folder among the outputs; refuse a launcher without a chosen device."""
         words, launcher = config.hydra.overrides.task, config.hydra.runtime.choices["hydra/launcher"]
         self.launcher = launcher
+        swept = [it for it in OverridesParser.create().parse_overrides(list(words)) if it.is_sweep_override()]
+        is_counted = all(it.value_type in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP) for it in swept)
+        if is_counted and not OmegaConf.select(config, "hydra.sweeper.params"):
+            self.swept = {setting_of(str(it.input_line)): len(list(it.sweep_iterator())) for it in swept}
         if launcher in SUBMITIT and ranks_here() != ALONE:
             print(
                 f"error: hydra/launcher={launcher}: torchrun's processes run a sweep's jobs one after another; leave "
@@ -95,6 +108,9 @@ class SweepOutcomes(Callback):
                 file=sys.stderr,
             )
             raise SystemExit(1)
+        if self.swept:
+            words = [word for word in config.hydra.overrides.task if setting_of(word) in self.swept]
+            log.info(f"[{config.hydra.job.num + 1}/{math.prod(self.swept.values())}] {' '.join(words)}")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Write a job's outcome in its process."""

@@ -4,6 +4,7 @@ import logging
 from abc import abstractmethod
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from attnbench.training.step import Batch
 from attnbench.training.wandb import WandbMirror
 
 log = logging.getLogger(__name__)
+
+_say_once = cache(log.info)
 
 
 def make_ready(device: torch.device, shape: str | None = None) -> None:
@@ -193,7 +196,7 @@ class TrainedJob(Job):
         if mirror is not None:
             # An exception is a failure in wandb too.
             stack.push(lambda kind, *_: mirror.close(exit_code=0 if kind is None else 1))
-            log.info(mirror.notice)
+            _say_once(mirror.notice)
             if is_resumed:
                 mirror.replay(stream_metrics(path))
         if is_resumed:

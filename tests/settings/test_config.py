@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from scripts_here import run_here
 from small import MIXERS
 
@@ -281,6 +281,25 @@ def test_a_sweep_of_one_yaml_runs_all_its_jobs(tmp_path, monkeypatch) -> None:
         "train.py", "-m", "--config-dir", str(tmp_path), "experiment=mine", "device=cpu", f"outputs_dir={tmp_path}"
     )
     assert (code, printed) == (0, f"{tmp_path}/seed0 {tmp_path}/seed1\n")
+
+
+def test_a_sweep_says_which_of_its_jobs_begins(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv(SweepOutcomes.VARIABLE, "")
+    caplog.set_level("INFO", logger="attnbench")
+    hydra = {"runtime": {"choices": {"hydra/launcher": "basic"}}, "sweep": {"dir": str(tmp_path)}, "job": {"num": 1}}
+
+    def config(*words: str) -> DictConfig:
+        return OmegaConf.create({"device": "cpu", "hydra": {**hydra, "overrides": {"task": list(words)}}})
+
+    callback = SweepOutcomes()
+    callback.on_multirun_start(config("attn=softmax,linear", "seq_len=64,128,256", "device=cpu"))
+    callback.on_job_start(config("attn=softmax", "seq_len=128", "device=cpu"))
+    assert caplog.messages == ["[2/6] attn=softmax seq_len=128"]
+    # The number of a range's jobs is not known here.
+    callback = SweepOutcomes()
+    callback.on_multirun_start(config("seq_len=range(64,256)"))
+    callback.on_job_start(config("seq_len=64"))
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from attnbench.verdict.ranking import Verdict
 
 HERE = Path(__file__).parent
 ON_FIRST_SCREEN = ("Not tested", "Seed by seed")
-"""Parts of the answer that the first screen has in full."""
+"""Parts of the answer that the first screen of a comparison without verdicts has in full."""
 MIXED_COMMITS = "Mixed commits: these numbers come from several versions of the source; see How it was made."
 
 
@@ -85,7 +85,7 @@ def page_sections(
     first = front(inputs, verdicts, _checks(inputs))
     shown = {picture.name for picture in pictures_of([first])}
     effects = effect_section(inputs)
-    full = Lines({term: [*sentences] for term, sentences in answer.items() if term not in ON_FIRST_SCREEN})
+    full = Lines({term: [*said] for term, said in answer.items() if verdicts or term not in ON_FIRST_SCREEN})
     sections = [
         first,
         *([effects] if protocol.factors else []),

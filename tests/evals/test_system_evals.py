@@ -342,7 +342,9 @@ def test_a_power_law_is_found_again_with_its_irreducible_loss():
 
 def test_the_sizes_are_those_of_conf_model():
     sizes = options("scaling")["sizes"]
-    assert sizes == {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "model").glob("*.yaml")}
+    models = {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "model").glob("*.yaml")}
+    # A size more would give every measurement of scaling another hash.
+    assert sizes == {name: size for name, size in models.items() if name != "85m"}
 
 
 @pytest.mark.gpu

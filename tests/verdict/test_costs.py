@@ -124,12 +124,13 @@ def said(*rows: list[ResultRow], primary: Primary = RECALL) -> list[str]:
 
 def test_the_answer_says_it_a_sentence_a_setting():
     assert said(scored("one", 0.9, 100), scored("two", 0.95, 2000)) == [
-        "Recall at pairs 4, width 64, most for its bytes of state: one 90 % in 100; two 95 % in 2,000.",
+        "Recall at pairs 4, width 64, best for its bytes of state: one 90 % with 100 bytes; two 95 % with 2,000 bytes.",
         LEFT_OUT,
     ]
     of_widths = scored("one", 0.9, 100), scored("one", 1.0, 400, width=128), scored("two", 0.8, 200, width=128)
     assert said(*of_widths) == [
-        "Recall at pairs 4, most for its bytes of state: one at width 64 90 % in 100; one at width 128 100 % in 400.",
+        "Recall at pairs 4, best for its bytes of state: one at width 64 90 % with 100 bytes; one at width 128 100 % "
+        "with 400 bytes.",
         LEFT_OUT,
     ]
     # Nothing to choose from, nothing that was learned, and no accuracy.

@@ -30,8 +30,8 @@ UNMATCHED = 0.1
 """Share of parameters that a variant has more or fewer, from which the answer says so."""
 
 LEFT_OUT = (
-    "Left out: variants better by no more than the margin than one with as little state, or than chance. By means, "
-    "not tested."
+    "A variant is left out if another with no more state, or guessing, is as good within the margin. By means, not "
+    "tested."
 )
 UNFINISHED = "The plan is not finished: verdicts are on the finished runs and may change."
 NO_PRIMARY = "Nothing is compared: no evaluation here has a primary metric, on which verdicts are based."
@@ -159,10 +159,10 @@ def _most_for_its_state(evaluation: str, primary: Primary, found: Sequence[Price
     names = [f"{it.score.label}{f' at width {it.score.settings[WIDTH]}' if has_widths else ''}" for it in found]
     unit = " %" if is_accuracy(primary.metric) else ""
     parts = [
-        f"{name} {words.score(it.score, primary)}{unit} in {words.outcome(it.cost)}"
+        f"{name} {words.score(it.score, primary)}{unit} with {words.outcome(it.cost)} bytes"
         for name, it in zip(names, found, strict=True)
     ]
-    return f"{words.heading(evaluation)}{place and f' at {place}'}, most for its bytes of state: {'; '.join(parts)}."
+    return f"{words.heading(evaluation)}{place and f' at {place}'}, best for its bytes of state: {'; '.join(parts)}."
 
 
 def _perplexity_beyond(figures: Sequence[Figure], evaluation: str, primary: Primary | None) -> str:

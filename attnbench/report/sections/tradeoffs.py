@@ -19,7 +19,7 @@ WINDOW = "window"
 """Option of a mixer with a window of positions, which determines its state size."""
 
 
-STEPS = "dashed: the most for its bytes, by means"
+STEPS = "dashed: the best mean with at most as many bytes"
 
 
 def tradeoffs(

@@ -82,12 +82,14 @@ def _cells(
         if (best, SIGNS["worse"]) not in zip(texts, signs, strict=True):
             break
     cells = []
+    with_solved = with_intervals or not all(entry.is_solved for entry in entries)
     for entry, figure, text, sign in zip(entries, figures, texts, signs, strict=True):
+        notes = _notes(entry, with_intervals=with_intervals, with_solved=with_solved)
         if figure is None or figure.mean is None:
-            cells.append(TableCell(text=text, notes=_notes(entry, False), mark="lost" if figure else ""))
+            cells.append(TableCell(text=text, notes=notes, mark="lost" if figure else ""))
             continue
         mark = "best" if text == best and sign != SIGNS["worse"] else ""
-        cells.append(TableCell(text=text, notes=_notes(entry, with_intervals), mark=mark, sign=sign))
+        cells.append(TableCell(text=text, notes=notes, mark=mark, sign=sign))
     return cells
 
 
@@ -101,11 +103,11 @@ def _best(column: Column, figures: Sequence[Figure | None], texts: Sequence[str]
     return (max if column.higher_is_better else min)(means, key=means.__getitem__)
 
 
-def _notes(entry: Entry, with_intervals: bool) -> tuple[str, ...]:
+def _notes(entry: Entry, *, with_intervals: bool, with_solved: bool) -> tuple[str, ...]:
     figure = entry.figure
     if figure is None:
         return ()
-    solved = entry.solved if with_intervals or not entry.is_solved else ""
+    solved = entry.solved if with_solved else ""
     spread = _spread(figure) if with_intervals and figure.mean is not None else ""
     limit = entry.verdict.pair.limit if entry.verdict is not None else ""
     at_limit = f"at the {limit}, not separated" * bool(limit)

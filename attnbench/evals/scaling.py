@@ -20,7 +20,7 @@ COSTS = {"parameters": "", "step_milliseconds": "ms", "peak_memory_mib": "MiB"}
 
 
 class Scaling(Timed, SystemEvaluation):
-    """Cost of a training step, and loss, over model sizes, each matched as the run is.
+    """Cost of a training step over model sizes, each matched as the run is.
 
     With `train_tokens` every size has its learning rate searched on the validation split, and is trained with several
     seeds on that many characters; its loss is that of the test split. For five sizes or more the power law loss =

@@ -36,10 +36,8 @@ def render(**content: Any) -> str:
 
 
 def label(table: Table, index: int) -> str:
-    """Return what stands above a cell of a narrow table; the notes of a header only if its text is not the only one."""
-    header = table.headers[index]
-    texts = [it if isinstance(it, str) else it.text for it in table.headers]
-    return str(header) if texts.count(texts[index]) > 1 else texts[index]
+    """Return what stands above a cell of a narrow table."""
+    return str(table.headers[index])
 
 
 def breakable(text: str) -> Markup:

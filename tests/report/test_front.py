@@ -22,7 +22,7 @@ def test_the_headline_says_what_was_compared(inputs):
     protocol = dataclasses.replace(inputs.protocol, trained="2,000 steps of 32 × 256 characters", seconds=5331.0)
     told = facts(dataclasses.replace(inputs, protocol=protocol))
     assert told[0] == "4 variants"
-    assert "3.8 M parameters" in told
+    assert "3.8 M parameters (language model)" in told
     assert "WikiText-2" in told
     assert "2,000 steps of 32 × 256 characters" in told
     assert "up to 3 seeds" in told

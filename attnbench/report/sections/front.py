@@ -73,12 +73,13 @@ def facts(inputs: Inputs) -> list[str]:
     num_seeds = max((len(figure.values) for figure in inputs.figures), default=0)
     of_text = [it for it in identities if split_name(it.evaluation)[0] in (TRAINING, "perplexity")]
     sizes = [it.parameters for it in of_text or identities if it.parameters]
+    model = " (language model)" * bool(of_text)
     corpora = [*dict.fromkeys(words.corpus_name(it.corpus) for it in identities if it.corpus)]
     evaluations = {split_name(it.evaluation)[0] for it in identities} - {TRAINING}
     return [
         _counted(len(protocol.variants), "variant"),
         *([_counted(len(evaluations), "evaluation")] if evaluations else []),
-        *([f"{_sizes(min(sizes), max(sizes))} parameters"] if sizes else []),
+        *([f"{_sizes(min(sizes), max(sizes))} parameters{model}"] if sizes else []),
         *([words.listed(corpora) if len(corpora) < 3 else f"{len(corpora)} corpora"] if corpora else []),
         *([protocol.trained] if protocol.trained else []),
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",

@@ -35,6 +35,9 @@ LACKS = "has none"
 
 EQUAL = "Equal for all variants: "
 
+COSTS = {"forward_flops_per_token": "forward FLOPs per token", "state_bytes": "bytes of decoding state"}
+"""Metrics of costs that may differ."""
+
 MATCHED = 2.0
 """Largest difference of parameters, in percent, that is called equal."""
 
@@ -64,15 +67,19 @@ def equal_parts(rows: Sequence[ResultRow], figures: Sequence[Figure], rates: Seq
         (equal if is_one else apart).append("learning rate (not searched)")
     if sizes:
         most = 100 * max(max(group) / min(group) - 1 for group in sizes.values())
-        (equal if most <= MATCHED else apart).append(f"parameters{f' (within {most:.2g} %)' * (most > 0)}")
+        within = f" (within {f'{most:.2g}' if most < 10 else f'{most:.0f}'} %)" * (most > 0)
+        (equal if most <= MATCHED else apart).append(f"parameters{within}")
     if alike := _alike(rows):
         equal.append(f"around each mixer {words.listed(alike)}")
-    costs = [it for it in figures if it.metric == "state_bytes"]
-    # Of the language model, where there is one.
-    costs = [it for it in costs if split_name(it.evaluation)[0] == TRAINING] or costs
-    state = [it.mean for it in costs if it.key == costs[0].key and it.mean is not None]
-    if len({*state}) > 1:
-        apart.append(f"state ({min(state):,.0f} to {max(state):,.0f} bytes a sequence)")
+    for metric, name in COSTS.items():
+        costs = [it for it in figures if it.metric == metric]
+        of_text = [it for it in costs if split_name(it.evaluation)[0] == TRAINING]
+        model = " of the language model" * bool(of_text)
+        first = next(iter(of_text or costs), None)
+        alike = {it.mean: it for it in of_text or costs if first and it.key == first.key and it.mean is not None}
+        if len(alike) > 1:
+            least, most = (words.outcome(alike[end(alike)]) for end in (min, max))
+            apart.append(f"{name}{model} ({least} to {most})")
     return f"{'; '.join(equal)}." + f" Different: {'; '.join(map(_plain, apart))}." * bool(apart)
 
 

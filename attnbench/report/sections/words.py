@@ -17,7 +17,7 @@ from attnbench.verdict.seeds import Figure, is_accuracy, sittings_lead
 from attnbench.verdict.summary import Column
 
 NAMES = {
-    "steps_to_95": "steps to 95 %",
+    "steps_to_95": "steps to 95 % at two checks in a row",
     "samples_to_95": "training sequences to 95 %",
     "forward_flops_per_token": "forward FLOPs per token",
     "achieved_tflops": "achieved TFLOP/s",

@@ -24,7 +24,7 @@ from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.plain import without_hydra
 from attnbench.cli.reading import read_settings
 from attnbench.cli.sweeps import JobOutcome, SweepOutcomes
-from attnbench.machine.bars import AboveTheBar
+from attnbench.machine.bars import AboveTheBar, wrapped
 from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
 from attnbench.results.row_files import begin_sitting
@@ -87,7 +87,7 @@ def launch(
                     folder = act(*arguments, *more)
                     outcome = JobOutcome(words=words, folder=str(folder))
             except Exception as error:
-                print(f"error: {explain(error)}", file=sys.stderr, flush=True)
+                print(wrapped(f"error: {explain(error)}"), file=sys.stderr, flush=True)
                 if show_traceback or not (mendable(error) or isinstance(error, EXPECTED)):
                     traceback.print_exc()
                 outcome = JobOutcome(words=words, folder=None, error=explain(error))
@@ -131,7 +131,7 @@ def launch(
             # Jobs raise nothing: an error of the command line, or of a job whose process died.
             if show_traceback:
                 raise
-            print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
+            print(wrapped(f"error: {explain(error, sys.argv[1:])}"), file=sys.stderr)
             exit_code = 1
         failed = _report(done_here, summarise if exit_code < 128 else None, show_traceback)
         exit_code = exit_code or failed
@@ -171,7 +171,7 @@ def _report(
             text = mendable(error)
             if text is None or show_traceback:
                 raise
-            print(f"error: {text}", file=sys.stderr)
+            print(wrapped(f"error: {text}"), file=sys.stderr)
             return 1
     return 1 if failures else 0
 

@@ -33,15 +33,15 @@ def bar(**shape: Any) -> tqdm | None:
     return tqdm_of_notebooks(**shape, file=sys.stdout)
 
 
-class AboveTheBar(logging.Handler):
-    """Prints log lines above a bar: on standard error, in a notebook on standard output.
+def wrapped(text: str) -> str:
+    """Break a line for a terminal between words; one that begins with a space is a command to copy, and stays."""
+    if not sys.stderr.isatty() or in_notebook() or text.startswith(" "):
+        return text
+    return textwrap.fill(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
-    A terminal would break a line inside of a word. A line that begins with a space is a command to copy, and stays.
-    """
+
+class AboveTheBar(logging.Handler):
+    """Prints log lines above a bar: on standard error, in a notebook on standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, on_terminal = self.format(record), sys.stderr.isatty() and not in_notebook()
-        if on_terminal and not text.startswith(" "):
-            wrapper = textwrap.TextWrapper(COLUMNS, "", "  ", break_long_words=False, break_on_hyphens=False)
-            text = wrapper.fill(text)
-        tqdm.write(text, file=sys.stdout if in_notebook() else sys.stderr)
+        tqdm.write(wrapped(self.format(record)), file=sys.stdout if in_notebook() else sys.stderr)

@@ -465,7 +465,7 @@ def test_torchrun_sweeps(folder):
         assert done.returncode == 1
         assert done.stderr.count("1 of 2 jobs failed:") == 1, done.stderr
         assert done.stderr.count("finished before, not trained again") == again
-        assert done.stdout.count("\n softmax  torch ") == 1
+        assert done.stdout.count("text:small@") == 1
 
 
 @pytest.mark.slow

@@ -337,10 +337,10 @@ def test_what_was_scored_before_freezing_is_refused(scored_plan, text):
 def test_a_frozen_plan_offers_no_further_variant(scored_plan, text, caplog):
     caplog.set_level("INFO", logger="attnbench")
     carried_out(settings(text, scored_plan.parent))
-    assert "your layer beside these" not in caplog.text
+    assert "your layer (class MyLayer" not in caplog.text
     (scored_plan / "freeze.json").unlink()
     carried_out(settings(text, scored_plan.parent))
-    assert "your layer beside these" in caplog.text
+    assert "your layer (class MyLayer" in caplog.text
 
 
 def altered(path: Path, **changed) -> None:

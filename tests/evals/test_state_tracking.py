@@ -353,9 +353,8 @@ def test_stacked_weights_in_bfloat16_move_as_those_of_one_training(tmp_path):
             name: torch.randn(tensor.shape, generator=made).bfloat16() for name, tensor in alone.first_moment.items()
         }
         update(alone, gradients, torch.ones(()), rate, job.train)
-        for name, tensor in stacked.parameters.items():
-            tensor.grad = torch.stack([gradients[name]] * 2)
-        stacked.update(rate.expand(2), torch.tensor([False, False]), job.train)
+        both = [torch.stack([gradients[name]] * 2) for name in stacked.parameters]
+        stacked.update(both, rate.expand(2), torch.tensor([False, False]), job.train)
     for name, tensor in alone.model.named_parameters():
         for state in members:
             other = dict(state.model.named_parameters())[name]

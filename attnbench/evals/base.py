@@ -31,7 +31,7 @@ NUM_SELECTION = 500
 
 
 Subject = Run
-"""What an evaluation measures: a run with its corpus, its settings, and models that it builds or loads."""
+"""The run that an evaluation measures, with its corpus, its settings, and models that it builds or loads."""
 
 
 class Evaluation(Options):

@@ -756,6 +756,9 @@ def test_what_is_equal_of_trainings_is_told():
         "data; budget of steps; search of the learning rate. Different: seeds; parameters (within 50 %)."
     )
     assert "Different: learning rate (not searched)" in equal_parts(same, [], [given[0], rate("b", 0.2, [0.2])])
+    longer = dataclasses.replace(same[1].measurement, settings={"evaluation_options": {"num_steps": 40}})
+    told = equal_parts([same[0], dataclasses.replace(same[1], measurement=longer)], [], given)
+    assert "budget of steps" in told.partition("Different: ")[2]
 
 
 def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():

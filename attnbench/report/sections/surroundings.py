@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.report.sections import words
 from attnbench.results.corpora import split_name
-from attnbench.results.rows import MIXER_OPTIONS, TRAINING, ResultRow, is_search
+from attnbench.results.rows import EVALUATION_OPTIONS, MIXER_OPTIONS, TRAINING, ResultRow, is_search
 from attnbench.results.tables import NOTHING, Table
 from attnbench.settings.registry import own_targets, resolve
 from attnbench.settings.schema import RecipeSettings
@@ -50,13 +50,18 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
 
 def equal_parts(rows: Sequence[ResultRow], figures: Sequence[Figure], rates: Sequence[Choice]) -> str:
     """Say what all variants have alike, and what differs."""
-    equal, apart = ["data", "budget of steps"], [*_differing(_options(rows))]
+    equal, apart = ["data"], [*_differing(_options(rows))]
+    steps: dict[str, dict[str, set[int | None]]] = {}
     seeds: dict[str, dict[str, set[int | str]]] = {}
     sizes: dict[tuple[str, str], set[int]] = {}
-    for it in (row.identity for row in rows if not is_search(row.identity.seed)):
+    for it, settings in ((row.identity, row.measurement.settings) for row in rows if not is_search(row.identity.seed)):
+        num_steps = settings.get(EVALUATION_OPTIONS, {}).get("num_steps")
+        steps.setdefault(it.evaluation, {}).setdefault(it.variant, set()).add(num_steps)
         seeds.setdefault(it.evaluation, {}).setdefault(it.variant, set()).add(it.seed)
         if it.parameters:
             sizes.setdefault((it.evaluation, it.model), set()).add(it.parameters)
+    has_same_steps = all(len({*map(frozenset, by_variant.values())}) == 1 for by_variant in steps.values())
+    (equal if has_same_steps else apart).append("budget of steps")
     has_same_seeds = all(len({*map(frozenset, by_variant.values())}) == 1 for by_variant in seeds.values())
     (equal if has_same_seeds else apart).append("seeds")
     if any(len(it.grid) > 1 for it in rates):

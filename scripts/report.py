@@ -1,4 +1,4 @@
-"""Write the report of an experiment, `python scripts/report.py outputs/<experiment>`, or compare two of them."""
+"""Write the report of an experiment: `python scripts/report.py outputs/<experiment>`."""
 
 from attnbench.cli.commands import report
 

@@ -63,24 +63,14 @@ def findings() -> None:
 
 @ending_in_one_line()
 def report() -> None:
-    """Write the report of an experiment, or compare two."""
+    """Write the report of an experiment."""
     parser = argparse.ArgumentParser(description=report.__doc__)
     parser.add_argument("folder", help="an experiment of outputs/, a run, or a published folder")
-    parser.add_argument(
-        "other",
-        nargs="?",
-        help="another, whose variants are compared with those of the first, seed by seed; either of the two may be "
-        "FOLDER@COMMIT or FOLDER@DATE, for the rows of one commit or of one day (2026-11-24)",
-    )
     parser.add_argument("--output", type=Path, help="folder to write; FOLDER/report if not given")
     given = parser.parse_args()
     from attnbench.report.page import write_report
-    from attnbench.report.versus import write_versus
 
-    if given.other is None:
-        print(write_report(Path(given.folder), target=given.output))
-    else:
-        print(write_versus(given.folder, given.other, target=given.output))
+    print(write_report(Path(given.folder), target=given.output))
 
 
 def runs() -> None:

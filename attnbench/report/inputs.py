@@ -1,6 +1,6 @@
 """Inputs of a report: rows, the record of the comparison, environments."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -126,26 +126,23 @@ class Inputs:
         return judge_control(self.rows, self.control, reference=reference, primaries=self.primaries)
 
 
-def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None = None) -> Inputs:
+def read_inputs(folder: Path) -> Inputs:
     """Read an experiment of outputs/, a run of it, or a folder with a results.csv or results.csv.gz.
-
-    Args:
-        keep: selects rows by row and file; then all results in the folder are read, not only those of its record.
 
     Raises:
         UserError: no rows, or an unreadable file.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: {_no_folder(folder)}")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {what}; give an experiment of outputs/, or a run")
     record = _read_json(folder / "comparison.json")
     table = table_of(folder)
     if table.exists() and (record is None or record.get("files") is None):
         files, runs = [], {}
-        rows = [row for row in read_csv(table) if not keep or keep(row, table)]
+        rows = read_csv(table)
     else:
-        files = _results_files(folder, None if keep else record)
-        rows_by_file = {path: [row for row in read_results(path) if not keep or keep(row, path)] for path in files}
-        files = [path for path in files if rows_by_file[path] or not keep]
+        files = _results_files(folder, record)
+        rows_by_file = {path: read_results(path) for path in files}
         rows = [row for group in rows_by_file.values() for row in group]
         runs = {group[0].identity.run: path.parent.parent for path, group in rows_by_file.items() if group}
     # Rows of the device state its limits, which are not scores.
@@ -172,13 +169,6 @@ def read_inputs(folder: Path, *, keep: Callable[[ResultRow, Path], bool] | None 
         folders=runs,
         frozen=_frozen(folder, protocol, rows) if record is not None else "",
     )
-
-
-def _no_folder(folder: Path) -> str:
-    side, _, chosen = str(folder).rpartition("@")
-    if side and Path(side).is_dir():
-        return f"rows of {chosen} alone are shown beside another folder's; give that one too, or {side} without it"
-    return f"{'is a file' if folder.exists() else 'no such folder'}; give an experiment of outputs/, or a run"
 
 
 def _frozen(folder: Path, protocol: Protocol, rows: Sequence[ResultRow]) -> str:

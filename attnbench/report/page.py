@@ -2,9 +2,8 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from markupsafe import Markup
 
@@ -28,7 +27,6 @@ from attnbench.results.row_tables import write_csv
 from attnbench.results.tables import to_latex, to_markdown
 from attnbench.settings.paths import unlinked
 from attnbench.verdict.control import control_sentence
-from attnbench.verdict.ranking import Verdict
 
 HERE = Path(__file__).parent
 ON_FIRST_SCREEN = ("Not tested", "Seed by seed")
@@ -41,32 +39,19 @@ def write_report(
 ) -> Path:
     """Write index.html, results.csv and figures/ of an experiment or run; return the path of index.html.
 
+    The page is self-contained: it loads nothing, contains no network address, and its policy forbids requests.
+
     Args:
         inputs: those of `folder`, if already read.
         is_running: write index.html alone, which loads itself again.
     """
     inputs = read_inputs(folder) if inputs is None else inputs
     target = folder / "report" if target is None else target
-    return write_page(inputs, inputs.verdicts, answer(inputs), target=target, is_running=is_running)
-
-
-def write_page(
-    inputs: Inputs,
-    verdicts: Sequence[Verdict],
-    answer: Mapping[str, Sequence[str]],
-    *,
-    target: Path,
-    is_running: bool = False,
-) -> Path:
-    """Write the page of these verdicts, which `answer` has in full.
-
-    The page is self-contained: it loads nothing, contains no network address, and its policy forbids requests.
-    """
     style.begin_runtime()
     if not is_running:
         write_csv(as_measured([*inputs.rows, *inputs.control]), target / "results.csv")
     return write_sections(
-        page_sections(inputs, verdicts, answer),
+        page_sections(inputs),
         target=target,
         title=inputs.protocol.plan,
         variants=inputs.protocol.variants,
@@ -76,16 +61,14 @@ def write_page(
     )
 
 
-def page_sections(
-    inputs: Inputs, verdicts: Sequence[Verdict], answer: Mapping[str, Sequence[str]] = MappingProxyType({})
-) -> list[Section]:
+def page_sections(inputs: Inputs) -> list[Section]:
     """Return the sections of the page, in order."""
     protocol, variants = inputs.protocol, inputs.protocol.variants
-    over_seeds, known = inputs.figures, inputs.primaries
-    first = front(inputs, verdicts, _checks(inputs))
+    over_seeds, known, verdicts = inputs.figures, inputs.primaries, inputs.verdicts
+    first = front(inputs, _checks(inputs))
     shown = {picture.name for picture in pictures_of([first])}
     effects = effect_section(inputs)
-    full = Lines({term: [*said] for term, said in answer.items() if verdicts or term not in ON_FIRST_SCREEN})
+    full = Lines({term: [*said] for term, said in answer(inputs).items() if verdicts or term not in ON_FIRST_SCREEN})
     sections = [
         first,
         *([effects] if protocol.factors else []),

@@ -124,7 +124,7 @@ class Results:
 
     @cached_property
     def _pictures(self) -> dict[str, Picture]:
-        return {it.name: it for it in pictures_of(page_sections(self.inputs, self.inputs.verdicts))}
+        return {it.name: it for it in pictures_of(page_sections(self.inputs))}
 
     @property
     def plots(self) -> dict[str, str]:
@@ -161,7 +161,7 @@ class Results:
 
     def _repr_html_(self) -> str:
         try:
-            told, scores = first_answer(self.inputs, self.inputs.verdicts)
+            told, scores = first_answer(self.inputs)
             said = Markup("").join(Markup("<p>{}</p>").format(printable(sentence)) for sentence in told)
             return said + to_html(replace(scores.table, notes=[scores.note.replace("Shaded", "Bold", 1)]))
         except UserError as error:

@@ -129,7 +129,7 @@ def test_results_have_tables_charts_and_the_answer(published):
         assert not reaches(0, line.low) or not reaches(line.high, 0)
     assert (published.rows["status"] == "ok").any()
     html = published._repr_html_()
-    told, _ = first_answer(published.inputs, published.inputs.verdicts)
+    told, _ = first_answer(published.inputs)
     assert told
     assert all(f"<p>{escape(sentence)}</p>" in html for sentence in told)
     assert "Bold: the best mean of a column." in html

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import re
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from attnbench.comparison.progress import kind_of
 from attnbench.comparison.publish import publish_comparison
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
-from attnbench.report.versus import write_versus
 from attnbench.results.row_tables import read_csv
 from attnbench.results.rows import is_search
 from attnbench.settings.check import check
@@ -247,16 +245,6 @@ def test_mistakes_are_one_line_before_anything_is_trained(my_conf, tmp_path, mis
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("little/*-T16-*"))
-
-
-@pytest.mark.slow
-def test_two_comparisons_on_corpora_are_compared_corpus_by_corpus(compared, tmp_path, capsys):
-    folder, _ = compared
-    other = Path(shutil.copytree(folder, tmp_path / "other"))
-    page = write_versus(str(folder), str(other), target=tmp_path / "versus")
-    assert "(nats)" in capsys.readouterr().out
-    text = page.read_text()
-    assert all(f"perplexity on {name}" in text for name in CORPORA)
 
 
 @pytest.mark.slow

@@ -666,7 +666,6 @@ def test_a_variant_looks_alike_in_every_report():
         ("nowhere", "nowhere: no such folder; give an experiment of outputs/, or a run"),
         ("README.md", "README.md: is a file; give"),
         ("tests/stored", "tests/stored: no results; an experiment's folder has runs with results/*.jsonl"),
-        ("docs@2026-11-24", "docs@2026-11-24: rows of 2026-11-24 alone are shown beside another folder's; give that"),
     ],
 )
 def test_a_report_of_no_folder_says_so(folder, message):

@@ -14,27 +14,28 @@ from attnbench.report.sections.tradeoffs import cost_pictures
 from attnbench.report.sections.verdicts import first_sentences
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import TRAINING
-from attnbench.verdict.ranking import Verdict, common_reference
+from attnbench.verdict.ranking import common_reference
 from attnbench.verdict.summary import Summary, summary
 
 MANY_SCORES = 9
 """Most columns of the table of the first screen; with more, each metric of an evaluation has one, its hardest."""
 
 
-def front(inputs: Inputs, verdicts: Sequence[Verdict], notes: Sequence[Block]) -> Section:
-    said, scores = first_answer(inputs, verdicts)
+def front(inputs: Inputs, notes: Sequence[Block]) -> Section:
+    said, scores = first_answer(inputs)
     unfinished = [Note(UNFINISHED, kind="callout")] if inputs.protocol.missing else []
     lead = [Note(scores.table.lead, kind="callout")] if scores.table.lead else []
     scores = replace(scores, table=replace(scores.table, lead=""))
-    pictures = front_pictures(inputs, verdicts)
+    pictures = front_pictures(inputs)
     drawn = [Pictures(pictures)] if pictures else []
     equal = Note(equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates), kind="note wide", heading=EQUAL)
     blocks: list[Block] = [*unfinished, Sentences(said), equal, *lead, scores, *drawn, *notes]
     return Section(title="The answer", blocks=blocks, is_first=True)
 
 
-def first_answer(inputs: Inputs, verdicts: Sequence[Verdict]) -> tuple[list[str], Scores]:
+def first_answer(inputs: Inputs) -> tuple[list[str], Scores]:
     """Return the sentences of the first screen and its table."""
+    verdicts = inputs.verdicts
     content = narrowed(summary(inputs.figures, verdicts, inputs.protocol.variants))
     untested = inputs.protocol.descriptive or [unscored_reason(inputs)]
     said = first_sentences(verdicts) if verdicts else [*untested, *seed_lines(inputs)]
@@ -53,12 +54,12 @@ def narrowed(content: Summary) -> Summary:
     return Summary(columns=[content.columns[index] for index in kept], lines=lines)
 
 
-def front_pictures(inputs: Inputs, verdicts: Sequence[Verdict]) -> list[Picture]:
+def front_pictures(inputs: Inputs) -> list[Picture]:
     """Draw the differences and the costs of the first evaluation that has them, language models before probes."""
     variants, known = inputs.protocol.variants, inputs.primaries
     in_order = sorted(known, key=lambda name: known[name].kind != "nats")
     found = (
-        difference_picture([it for it in verdicts if it.pair.evaluation == name], variants)
+        difference_picture([it for it in inputs.verdicts if it.pair.evaluation == name], variants)
         or seed_picture(name, known[name], inputs.figures, variants)
         for name in in_order
     )

@@ -146,8 +146,8 @@ def _imported(name: str) -> Callable[..., Path]:
     module, _, function = name.rpartition(".")
     with uncollected():
         found = getattr(import_module(module), function)
-    # What is loaded stays; a collection would go through all of it.
-    gc.freeze()
+        # What is loaded stays; a collection, which comes as soon as it is allowed, would go through all of it.
+        gc.freeze()
     return found
 
 

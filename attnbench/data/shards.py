@@ -30,7 +30,7 @@ from attnbench.data.tokenizer import Tokenizer
 from attnbench.machine.locks import folder_lock
 from attnbench.results.files import replace_file, sync
 from attnbench.settings.errors import UserError
-from attnbench.settings.paths import user_path
+from attnbench.settings.paths import user_cache
 from attnbench.settings.untrusted import read_object
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def kept_path(root: Path, name: str) -> Path:
     nearest = next(folder for folder in path.parents if folder.exists())
     if path.exists() or os.access(nearest, os.W_OK):
         return path
-    cache = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attnbench" / name
+    cache = user_cache() / name
     log.info(f"{nearest}: this user may not write there; {name} is kept in {cache.parent}")
     return cache
 

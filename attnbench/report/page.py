@@ -47,7 +47,6 @@ def write_report(
     """
     inputs = read_inputs(folder) if inputs is None else inputs
     target = folder / "report" if target is None else target
-    style.begin_runtime()
     if not is_running:
         write_csv(as_measured([*inputs.rows, *inputs.control]), target / "results.csv")
     return write_sections(

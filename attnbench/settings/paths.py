@@ -15,6 +15,11 @@ def user_path(name: Path | str) -> Path:
         raise UserError(f"{name}: no home folder is known for ~; set HOME, or name the whole path") from None
 
 
+def user_cache() -> Path:
+    """Return the folder of files that can be made again, which may not exist."""
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attnbench"
+
+
 def unlinked(path: Path) -> Path:
     """Remove a symbolic or hard link or a FIFO at `path`, and return the path.
 

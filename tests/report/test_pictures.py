@@ -11,7 +11,7 @@ from report_rows import SKILL, write_experiment
 
 from attnbench.report.blocks import MAX_FILE_NAME, Picture, Pictures, Samples, file_name
 from attnbench.report.charts.marks import Axis, Drawing, placed
-from attnbench.report.charts.style import _engine, to_svg
+from attnbench.report.charts.style import _engine, runtime, to_svg
 from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
 from attnbench.report.page import write_report
@@ -324,3 +324,20 @@ def test_a_chart_engine_that_ends_is_one_line_and_the_next_picture_has_another()
     with pytest.raises(UserError, match=r"the chart engine .* ended with code -9"):
         to_svg(picture, ["a"])
     assert to_svg(picture, ["a"]).startswith("<svg")
+
+
+def test_the_pages_script_is_made_once_and_again_where_it_cannot_be_kept(tmp_path, monkeypatch):
+    made = []
+
+    def draw(name: str, **arguments: str) -> bytes:
+        made.append(name)
+        return b"script of https://github.com/vega"
+
+    monkeypatch.setattr("attnbench.report.charts.style._draw", draw)
+    kept, refused = tmp_path / "cache", tmp_path / "file"
+    refused.touch()
+    for cache, number in ((kept, 1), (kept, 1), (refused, 2), (refused, 3)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        # Without what this process remembers.
+        assert runtime.__wrapped__() == "script of /vega"
+        assert len(made) == number

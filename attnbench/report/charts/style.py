@@ -5,23 +5,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from attnbench.report.blocks import Picture
 from attnbench.report.charts.vega import VEGA_LITE, with_printable_text
+from attnbench.results.files import replace_file
 from attnbench.settings.errors import UserError
+from attnbench.settings.paths import user_cache
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STATIC_WIDTH = 640
 LEGEND_LIMIT = 150
-ONE_CALL = Lock()
-"""Held during a call of the chart engine."""
+PUBLISHED_NAME = "window.vegaEmbed = vegaEmbed;"
+"""End of the page's script, by which the page finds the rest of it."""
 
 PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
 """Colours of the parts of a whole, in order; light enough for dark text on any page."""
@@ -105,22 +106,26 @@ def to_png(svg: str) -> bytes:
     return _draw("svg_to_png", svg=svg, scale=2)
 
 
-def begin_runtime() -> None:
-    """Let the chart engine make the page's script, which takes seconds, while this process goes on."""
-    ThreadPoolExecutor(max_workers=1).submit(runtime)
-
-
 @lru_cache(maxsize=1)
 def runtime() -> str:
-    bundle = _draw("javascript_bundle", snippet="window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE).decode()
+    """Return the page's script, which the chart engine makes in seconds, once for all pages of a user."""
+    made_from = json.dumps([PUBLISHED_NAME, VEGA_LITE, vl_convert_version()])
+    name = f"charts-{sha256(made_from.encode()).hexdigest()[:16]}.js"
+    with suppress(OSError, UserError):
+        return (user_cache() / name).read_text(encoding="utf-8")
+    bundle = _draw("javascript_bundle", snippet=PUBLISHED_NAME, vl_version=VEGA_LITE).decode()
     # Unused addresses of an editor and a schema; without them a page visibly contains none.
-    return bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
+    script = bundle.replace("https://vega.github.io/", "/").replace("https://github.com/", "/")
+    # A page is written also where nothing can be kept.
+    with suppress(OSError, UserError):
+        user_cache().mkdir(parents=True, exist_ok=True)
+        replace_file(user_cache() / name, script)
+    return script
 
 
 def _draw(name: str, **arguments: Any) -> bytes:
     """Call a function of vl-convert in the chart engine; raise ValueError if it refuses its arguments."""
-    with ONE_CALL:
-        drawn = json.loads(_answer(json.dumps([name, arguments])))
+    drawn = json.loads(_answer(json.dumps([name, arguments])))
     if "error" in drawn:
         raise ValueError(drawn["error"])
     return drawn["text"].encode() if "text" in drawn else base64.b64decode(drawn["base64"])

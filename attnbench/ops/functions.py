@@ -88,7 +88,7 @@ def linear_attention(
         S_t = S_{t-1} + f(k_t) v_t^T,   z_t = z_{t-1} + f(k_t),   y_t = S_t^T f(q_t) / (f(q_t) . z_t + 1e-6)
 
     Args:
-        feature_map: f: "elu" (elu(x) + 1), "relu" or "softmax" over the channels.
+        feature_map: f, "elu" (elu(x) + 1), "relu" or "softmax" over the channels.
         memory: S (B, H, K, K) and z (B, H, K).
 
     Returns:
@@ -273,13 +273,11 @@ def swiglu(packed: Tensor) -> Tensor:
 
 
 def rotary(x_BTHK: Tensor, *, position: Tensor | int = 0, theta: float = 10_000.0) -> Tensor:
-    """Rotary positions (Su et al., 2021): turn channels (2i, 2i + 1) of position t by t × theta^(-2i/K).
+    """Rotary positions (Su et al., 2021): turn channels (2i, 2i + 1) of position t by t × theta^(-2i/K); keeps shape
+    and dtype.
 
     Args:
         position: index of the first of the T positions; a tensor stays on the device.
-
-    Returns:
-        the rotated heads, in the same shape and dtype.
     """
     _, length, _, width = x_BTHK.shape
     return rotation.rotate(x_BTHK, rotation.rotation(length, width, position, theta, x_BTHK.device))

@@ -26,8 +26,6 @@ Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Implementation:
-    """One implementation of softmax attention and its supported inputs."""
-
     name: str
     label: str = ""
     """Name in messages."""
@@ -55,8 +53,7 @@ class Implementation:
         return max(self.widths) if self.widths is not None else float("inf")
 
     def refusal(self, device_type: str, precision: str, width: int) -> str | None:
-        """Return why it cannot run on a device type ("cpu", "cuda"), in a precision, at a head width, or None. It may
-        still be missing, see `make`."""
+        """Return why it cannot run, or None. It may still be missing, see `make`."""
         refused = self.refuse(device_type, precision, width)
         if refused is not None:
             return refused
@@ -83,8 +80,7 @@ def textbook(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, causal: b
 
 @functools.cache
 def compiled_textbook() -> Attention:
-    """The textbook through torch.compile: one graph per shape, without pattern matching, which would replace it by
-    SDPA."""
+    """One graph per shape, without pattern matching, which would replace it by SDPA."""
     return torch.compile(textbook, dynamic=False, fullgraph=True, options={"pattern_matcher": False})
 
 
@@ -103,11 +99,8 @@ def _flash_attn() -> Attention:
 
 
 def load_flash_attn() -> Callable[..., Tensor]:
-    """Import the kernel of the flash_attn package (Dao, 2023), for (B, T, H, K) in bfloat16 or float16.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
+    """Import the kernel of the flash_attn package (Dao, 2023), for (B, T, H, K) in bfloat16 or float16. Raises
+    UserError if it cannot be imported."""
     try:
         from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -150,7 +143,7 @@ _LISTED = (
     Implementation(name="sdpa_math", make=functools.partial(_sdpa, SDPBackend.MATH), heads_first=True, on_cpu=True),
     # Its CPU kernel supports all precisions and widths.
     _of_torch("sdpa_flash", "SDPA's flash kernel", SDPBackend.FLASH_ATTENTION, on_cpu=True),
-    # It always makes float32 products of three TF32 products, as exact as float32: a tf32 column would be compared with
+    # Its float32 products are always three TF32 products, as exact as float32: a tf32 column would be compared with
     # implementations that compute less.
     _of_torch(
         "sdpa_efficient",

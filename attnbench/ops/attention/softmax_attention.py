@@ -1,5 +1,4 @@
-"""Softmax attention (Vaswani et al., 2017): definition, product with materialised weights, fused kernels and their
-choice.
+"""Softmax attention (Vaswani et al., 2017): definition, materialised weights, fused kernels and their choice.
 
     y_t = sum_(s <= t) a_ts v_s,   a_ts = exp(q_t . k_s / sqrt(K)) / sum_(r <= t) exp(q_t . k_r / sqrt(K))
 
@@ -28,7 +27,7 @@ AUTO_RULE = "CUDA: cudnn in bfloat16, triton in float32; CPU: sdpa; triton with 
 def definition(
     query_BTHK: Tensor, key_BTHK: Tensor, value_BTHV: Tensor, window: int | None, log_forget_BTH: Tensor | None = None
 ) -> Tensor:
-    """Compute the sum in this module's docstring, one position and one head at a time; (B, T, H, V)."""
+    """Compute y position by position and head by head; (B, T, H, V)."""
     length, num_heads, width = query_BTHK.shape[1:]
     shared_by = num_heads // key_BTHK.shape[2]
     rows = []
@@ -67,14 +66,14 @@ def attend(
 
 
 def visible(past: Tensor, window: int | None) -> Tensor:
-    """Return whether a key `past` positions back is visible: not in the future, and within `window`."""
+    """Return whether a key `past` positions back is not in the future, and within `window`."""
     return past >= 0 if window is None else (past >= 0) & (past < window)
 
 
 def materialised(
     query_BTHK: Tensor, key_BSHK: Tensor, value_BSHV: Tensor, window: int | None, bias_BHTS: Tensor | None = None
 ) -> Tensor:
-    """Attend from the last T of S positions to all S with materialised weights; (B, T, H, V)."""
+    """`attend` from the last T of S positions to all S; (B, T, H, V)."""
     position_S = torch.arange(key_BSHK.shape[1], device=key_BSHK.device)
     past_TS = position_S[-query_BTHK.shape[1] :, None] - position_S
     return attend(query_BTHK, key_BSHK, value_BSHV, visible(past_TS, window), bias_BHTS)
@@ -179,11 +178,8 @@ def _unmasked(
 
 
 def choose_fused(backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str) -> str:
-    """Resolve `auto`, and check that the kernel supports the inputs; `head_width` is None if not known yet.
-
-    Raises:
-        UserError: the kernel cannot run; names a remedy.
-    """
+    """Resolve `auto`, and raise UserError if the kernel does not support the inputs; `head_width` is None if not known
+    yet."""
     resolved = resolve_fused(backend, window, head_width, device_type, precision)
     if device_type == "cuda":
         _check_cuda(resolved, head_width, precision)

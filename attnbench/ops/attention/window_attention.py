@@ -29,7 +29,7 @@ def window_step(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, positi
 
 
 def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: int) -> Tensor:
-    """Compute the same with each block's weights materialised; (B, T, H, K)."""
+    """Materialise each block's weights; (B, T, H, K)."""
     batch_size, length = key_BSHK.shape[:2]
     ahead, behind = length - query_BTHK.shape[1], -length % window
     query_BNWHK = F.pad(query_BTHK, (0, 0, 0, 0, ahead, behind)).unflatten(1, (-1, window))
@@ -52,7 +52,7 @@ def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: 
 def choose_beside_torch(
     backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str
 ) -> str:
-    """Resolve `auto` by AUTO_RULE, and check the rest as `choose_fused` does."""
+    """As `choose_fused`, with `auto` by AUTO_RULE."""
     if backend == "auto":
         fits = head_width is None or head_width <= IMPLEMENTATIONS["triton"].max_width
         backend = "triton" if device_type == "cuda" and fits else "torch"

@@ -11,7 +11,7 @@ from attnbench.settings.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Backends:
-    """Backends of one operator. `auto` is triton on CUDA for the heads that our kernels support, otherwise torch."""
+    """`auto` is triton on CUDA for the heads that our kernels support, otherwise torch."""
 
     takes: Callable[[int, float, str], bool]
     """Return whether our kernels support a head with these key channels, value channels and precision."""
@@ -26,14 +26,8 @@ class Backends:
         return f"triton on CUDA for heads of {self.heads}, otherwise torch"
 
     def choose(self, backend: str, widths: tuple[int, float] | None, device_type: str, precision: str) -> str:
-        """Resolve `auto`, and check that a named backend can run.
-
-        Args:
-            widths: key and value channels per head; None if not known yet.
-
-        Raises:
-            UserError: it cannot run on this device, for these heads, or with the installed libraries.
-        """
+        """Resolve `auto`, and raise UserError if a named backend cannot run on this device, for these heads, or with
+        the installed libraries. `widths` are key and value channels per head; None if not known yet."""
         fits = widths is None or self.takes(*widths, precision)
         if backend == "auto":
             return "triton" if device_type == "cuda" and fits else "torch"

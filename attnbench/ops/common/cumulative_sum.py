@@ -10,7 +10,7 @@ and fails: `list indices must be integers or slices, not NoneType`."""
 
 
 def cumulative_sum(x_BTE: Tensor) -> Tensor:
-    """Return x_1 + ... + x_t for every position t, along the second axis of (B, T, ...)."""
+    """Return x_1 + ... + x_t for every position t, (B, T, ...)."""
     length = x_BTE.shape[1]
     if length <= PIECE:
         return x_BTE.cumsum(1)

@@ -8,7 +8,7 @@ from attnbench.settings.errors import UserError
 
 
 def require_fla(setting: str, device_type: str) -> None:
-    """Raise a UserError that names `setting` and a remedy unless the library is installed and the device is CUDA."""
+    """Raise a UserError that names `setting` unless the library is installed and the device is CUDA."""
     if device_type != "cuda":
         raise UserError(f"{setting}: flash-linear-attention needs CUDA, not device={device_type}; use backend=torch")
     if util.find_spec("fla") is None:

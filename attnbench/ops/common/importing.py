@@ -1,4 +1,4 @@
-"""Import of all Triton modules at once."""
+"""Import of all Triton modules."""
 
 import pkgutil
 from importlib import import_module

@@ -52,7 +52,7 @@ class Recurrence:
     """Its table, a `Backends`."""
 
     def define(self, *inputs: Any) -> tuple[Tensor, Any]:
-        """Compute y and the last memory by the definition, from the inputs and the memory before them."""
+        """Compute y and the last memory by the definition. The last input is the memory before them."""
         *inputs_BT, memory = inputs
         y, memory = by_position(self.step, memory, *self.prepare(*inputs_BT))
         return (y if self.is_wide else y.to(inputs_BT[2].dtype)), memory

@@ -139,7 +139,7 @@ def scan_chunks(
     decay: Tensor, read: Tensor, key: Tensor, write: Tensor, addition: Tensor | None, initial_XKV: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run `affine_scan` in the dtype of the decay, all (N × X, positions, ...). Return the state before every chunk and
-    the changes D in the key's dtype, and the last state."""
+    D in the key's dtype, and the last state."""
     inputs = (
         None if x is None else x.to(decay.dtype).unflatten(0, (-1, initial_XKV.shape[0]))
         for x in (decay, read, key, write, addition)

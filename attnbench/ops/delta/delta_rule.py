@@ -99,11 +99,8 @@ def packed_gated_delta_rule(
     num_key_heads: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the same by our kernels from packed query, key and value (GK | nGK | nHV), sub-steps side by side.
-    `has_unit_length` divides query and key by their length.
-
-    Returns:
-        y, and the last memory: None for a single position, which updates the given memory.
-    """
+    `has_unit_length` divides query and key by their length. A single position updates the given memory, and the last
+    memory is None."""
     num_heads, num_steps = beta_BSH.shape[-1], beta_BSH.shape[1] // mixed_BTC.shape[1]
     num_key_heads = num_heads if num_key_heads is None else num_key_heads
     mixed_BSC = mixed_BTC
@@ -164,7 +161,7 @@ def chunked_gated_delta_rule(
     batch, length, heads, _ = query_BTHK.shape
     with without_autocast(query_BTHK.device.type):
         inputs = (query_BTHK, key_BTHK, value_BTHV, log_decay_BTH, beta_BTH)
-        # Padding is zero and so changes no state.
+        # Padding with zeros changes no state.
         query, key, value, log_decay, beta = (chunks_of(x, min(num_positions, length)) for x in inputs)
         cumulative = log_decay.cumsum(-1)
         if memory_BHKV is None:
@@ -181,7 +178,7 @@ def chunked_gated_delta_rule(
 def _within_chunks(
     query: Tensor, key: Tensor, value: Tensor, cumulative: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return -W, U and the weights of y; all arguments are (chunks, positions, ...)."""
+    """Return -W, U and the weights of y; arguments are (chunks, positions, ...)."""
     size, dtype = key.shape[1], key.dtype
     later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
     # Masked before exp, which would overflow for future positions. In place, to save memory allocation on a CPU.

@@ -21,7 +21,7 @@ from attnbench.ops.delta.delta_rule import KEY_WIDTHS
 
 
 class DiagonalInputs(NamedTuple):
-    """Inputs of T positions. Without `erase_strength` and `erase_BTHK` nothing is erased."""
+    """Without `erase_strength` and `erase_BTHK` nothing is erased."""
 
     query_BTHK: Tensor
     key_BTHK: Tensor
@@ -59,7 +59,7 @@ def diagonal_step(
     reading_BHK: Tensor | None,
     erase_BHK: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Take one position; inputs are those of `in_recurrence`."""
+    """Inputs are those of `in_recurrence`, of one position."""
     memory_BHKV = log_decay_BHK.exp()[..., None] * memory_BHKV
     if reading_BHK is not None:
         found_BHV = read(memory_BHKV, reading_BHK)

@@ -12,11 +12,8 @@ from attnbench.ops.common.precision import at_least_float32
 
 
 def rotation(length: int, width: int, position: Tensor | int, theta: float, device: torch.device) -> Tensor:
-    """Return cos and sin of the angles t × theta^(-2i/K): (2, T, K/2).
-
-    Args:
-        position: index of the first of the T positions; a tensor stays on the device.
-    """
+    """Return cos and sin of the angles t × theta^(-2i/K): (2, T, K/2), from `position` on; a tensor stays on the
+    device."""
     # In float32: neighbouring positions coincide in bfloat16.
     position_T = (torch.arange(length, device=device) + position).float()
     # Without the operator if uncompiled: its first call loads the compiler, which takes over a second.
@@ -56,15 +53,13 @@ def rotate(x_BTHK: Tensor, rotation: Tensor) -> Tensor:
 
 
 def rotate_both(query_BTHK: Tensor, key_BTHK: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rotate query and key; None leaves both unchanged."""
     if rotation is None:
         return query_BTHK, key_BTHK
     return rotate(query_BTHK, rotation), rotate(key_BTHK, rotation)
 
 
 def turn(x_BTHK: Tensor, angle_BTHA: Tensor) -> Tensor:
-    """Rotate the first A channel pairs (2i, 2i + 1) of a head, each by an angle per position, sequence and head, and
-    keep the other channels."""
+    """Rotate the first A channel pairs (2i, 2i + 1) of a head, each by an angle per position, sequence and head."""
     cos, sin = angle_BTHA.cos(), angle_BTHA.sin()
     turned, kept = x_BTHK.split([2 * angle_BTHA.shape[-1], x_BTHK.shape[-1] - 2 * angle_BTHA.shape[-1]], dim=-1)
     first, second = at_least_float32(turned).unflatten(-1, (-1, 2)).unbind(-1)
@@ -73,7 +68,7 @@ def turn(x_BTHK: Tensor, angle_BTHA: Tensor) -> Tensor:
 
 
 def rotate_packed(packed_BTC: Tensor, rotation: Tensor, num_heads: int) -> Tensor:
-    """Rotate the first `num_heads` heads of a packed projection (B, T, C) and keep the other channels."""
+    """Rotate the first `num_heads` heads of a packed projection (B, T, C)."""
     if on_kernels(packed_BTC):
         from attnbench.ops.layers.triton.rotary_kernels import turn_packed
 

@@ -26,7 +26,7 @@ CHUNK_SIZE = 64
 
 
 def feature(x: Tensor, name: str) -> Tensor:
-    """Apply a feature map: elu (elu(x) + 1), relu, or softmax over the last axis; keeps shape and dtype."""
+    """Apply elu (elu(x) + 1), relu, or softmax over the last axis; keeps shape and dtype."""
     if name == "elu":
         # Not elu(x) + 1, which is 0 in bfloat16 below -6, although the normaliser makes ratios of features matter. Cast
         # back, because autocast takes exp to float32.
@@ -92,8 +92,8 @@ def packed_linear_attention(
     num_heads: int,
     feature_map: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by our kernel from packed query, key and value. It applies the `feature_map` elu or relu;
-    identity if applied before."""
+    """Compute the same by our kernel from packed query, key and value. `feature_map` is elu, relu, or identity if
+    applied before."""
     from attnbench.ops.linear.triton import linear_op as kernel
 
     return kernel.linear_attention(mixed_BTC, memory_BHKV, normaliser_BHK, num_heads, feature_map, EPS, angles)

@@ -22,8 +22,6 @@ from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, SCALAR_DECAY, scal
 
 
 class Memory(NamedTuple):
-    """State of the recurrence, in float32 at least."""
-
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     maximum_BH: Tensor
@@ -37,7 +35,6 @@ def mlstm_step(
     log_forget_BH: Tensor,
     log_write_BH: Tensor,
 ) -> tuple[Memory, Tensor]:
-    """Take one position, around the running maximum."""
     memory_BHKV, normaliser_BHK, maximum_BH = memory
     kept_BH = log_forget_BH + maximum_BH
     maximum_BH = torch.maximum(kept_BH, log_write_BH)

@@ -31,14 +31,13 @@ def scalar_step(
 
 
 def weighted(value_BTHV: Tensor, write_BTH: Tensor | None) -> Tensor:
-    """Return the value times its write weight; keeps the dtype."""
     return value_BTHV if write_BTH is None else (value_BTHV * write_BTH[..., None]).to(value_BTHV.dtype)
 
 
 def _by_heads(
     query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor, log_decay_BTH: Tensor, write_BTH: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the inputs of the steps, with query and key repeated for the value's heads."""
+    """Repeat query and key for the value's heads."""
     repeats = value_BTHV.shape[2] // query_BTGK.shape[2]
     if repeats > 1:
         query_BTGK, key_BTGK = (x.repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))

@@ -19,15 +19,11 @@ SOURCE = Path(__file__).parent / "flash_attention.cu"
 
 
 def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return one of STEPS, as a function of query, key and value (B, H, N, D) in float16 or bfloat16, D one of WIDTHS.
-    No causal mask, no backward pass.
-
-    Raises:
-        UserError: nvcc is missing or the build fails.
-    """
+    """Return one of STEPS, a function of query, key and value (B, H, N, D) in float16 or bfloat16, D one of WIDTHS,
+    without causal mask and backward pass. Raises UserError if nvcc is missing or the build fails."""
     kernel, step = _library(), STEPS[name]
     if isinstance(kernel, UserError):
-        # A new exception: one raised again keeps the frames of the first time.
+        # A raised exception keeps its frames, so each caller gets a new one.
         raise UserError(str(kernel))
 
     def attend(query_BHNK: Tensor, key_BHNK: Tensor, value_BHNK: Tensor) -> Tensor:
@@ -51,7 +47,7 @@ def load_cuda_attention(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @functools.cache
 def _library() -> Any:
-    """Return the built function, called by ctypes so that no torch headers are compiled; or the UserError of the build,
+    """Return the built function, called by ctypes so that no torch headers are compiled; or the build's UserError,
     because a cache keeps no exceptions."""
     try:
         return _build()
@@ -60,7 +56,7 @@ def _library() -> Any:
 
 
 def _build() -> Any:
-    # Imported here: looks for a compiler.
+    # Importing it looks for a compiler.
     from torch.utils import cpp_extension
 
     home = cpp_extension.CUDA_HOME

@@ -24,7 +24,7 @@ def cumulative_sum_kernel(
     source, source_strides, result, result_strides, length,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Sum one head of one sequence; strides are along B, H and T. REVERSE: from the last position back."""
+    """Strides are along B, H and T. REVERSE sums from the last position back."""
     batch, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     source += batch * source_strides[0] + head * source_strides[1]
     result += batch * result_strides[0] + head * result_strides[1]
@@ -59,7 +59,7 @@ def _turned(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @custom_op("cumulative_log_forget", lambda log_forget: _turned(log_forget, torch.float64))
 def cumulative_log_forget(log_forget_BTH: Tensor) -> Tensor:
-    """Return C of each head, (B, H, T) in float64; log f is in float32."""
+    """Return C, (B, H, T) in float64, of float32 log f."""
     if log_forget_BTH.dtype != torch.float32:
         raise TypeError(f"log f is {log_forget_BTH.dtype}, must be float32")
     cumulative_BHT = _turned(log_forget_BTH, torch.float64)

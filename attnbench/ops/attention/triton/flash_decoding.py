@@ -2,9 +2,9 @@
 
     y = sum_s p_s v_s,   p_s = exp(c q . k_s) / sum_r exp(c q . k_r),   c = 1 / sqrt(K)
 
-over the filled positions s. If there are fewer sequences × heads than multiprocessors, each program reads one of
-several splits of the keys; a second kernel combines their largest scores, sums of exponentials and weighted sums of
-values. The number of filled positions is read on the device, so that a captured CUDA graph decodes at every position.
+over the filled positions s. If there are fewer sequences × heads than multiprocessors, each program reads one split of
+the keys; a second kernel combines their largest scores, sums of exponentials and weighted sums of values. The number of
+filled positions is read on the device, so that a captured CUDA graph decodes at every position.
 
 Forget gates (Lin et al., 2025) add log f_(s+1) + ... + log f_t to the score of s. These sums are stored beside the
 cache and updated by the kernel.
@@ -46,9 +46,9 @@ def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
 
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
-    """Return the number of splits that gives a multiprocessor up to PROGRAMS programs, each with at least one block of
-    `keys` keys. `num_sequences` is batch × key/value heads. If every multiprocessor has a program, splitting is slower:
-    2 to 23 % for 256 sequences on 132 multiprocessors."""
+    """Return the splits that give a multiprocessor up to PROGRAMS programs, each with at least one block of `keys`
+    keys. `num_sequences` is batch × key/value heads. If every multiprocessor has a program, splitting is slower: 2 to
+    23 % for 256 sequences on 132 multiprocessors."""
     if num_sequences == 0 or num_sequences >= num_multiprocessors:
         return 1
     wanted = PROGRAMS * num_multiprocessors // num_sequences
@@ -152,8 +152,7 @@ def forgetting_decoding(
 
     Args:
         log_forget_BH: log f of the position, float32.
-        bias_BSH: sum of log f from each filled position to the one before this, float32; updated to include this
-            position.
+        bias_BSH: sum of log f from each filled position to the one before this, float32; this position is added.
     """
     splits = _number_of_splits(splits, None, query_BHK, key_BSGK)
     return _forgetting_decoding(query_BHK, key_BSGK, value_BSGK, log_forget_BH, bias_BSH, position, splits)
@@ -168,8 +167,8 @@ def flash_decoding(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Attention of H query heads, one position each, over a cache of G key/value heads shared by H / G; (B, H, K). No
-    gradient.
+    """Attention of H query heads, one position each, over a cache of G key/value heads, each shared by H / G; (B, H,
+    K), without gradient.
 
     Args:
         key_BSGK: room for S positions; positions after `position` are not read.

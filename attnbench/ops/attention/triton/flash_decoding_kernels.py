@@ -1,4 +1,4 @@
-"""Kernels of attention of one new position over a cache, see flash_decoding.py."""
+"""Kernels of flash_decoding.py."""
 
 # pyright: reportGeneralTypeIssues=false
 
@@ -8,13 +8,13 @@ import triton.language as tl
 from attnbench.ops.layers.triton.rotary_kernels import load_rows, store_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score. Finite, because the difference of two infinities is NaN; its weight beside any other score is 0.
+# Finite, because the difference of two infinities is NaN. Beside any other score its weight is 0.
 MASKED_SCORE = tl.constexpr(-1e30)
 
 
 @triton.jit
 def _own_keys(position, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr):
-    """Return the first key and the end of this program's split, in nearly equal numbers of blocks."""
+    """Return the first key and the end of this program's split."""
     stop = tl.load(position).to(tl.int32) + 1
     first = 0
     if WINDOW > 0:

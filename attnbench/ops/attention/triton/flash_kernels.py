@@ -1,4 +1,4 @@
-"""FlashAttention's kernels, see flash_op.py.
+"""Kernels of flash_op.py.
 
 Tensors (B, T, H, K) and (B, T, H, V) come with their strides along B, T and H. With SPLIT, programs along the grid's
 second axis have parts of one walk and write them one after the other along B. With FORGETS, `cumulative` is the sum of
@@ -18,7 +18,7 @@ LENGTHS = ("num_queries", "num_keys", "length")
 
 @triton.jit
 def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Return which keys a query sees; the last query is at the position of the last key."""
+    """The last query is at the position of the last key."""
     seen = key_position < num_keys
     if CAUSAL:
         seen &= key_position <= query_position
@@ -31,7 +31,7 @@ def _visible(query_position, key_position, num_keys, CAUSAL: tl.constexpr, WINDO
 def _keys_in_view(
     first_query, offset, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):
-    """For a block of queries, return the first visible key, the end of the keys visible to all, and the end of the
+    """For a block of queries, return the first visible key, the end of the keys that all see, and the end of the
     visible keys."""
     first, stop, all_seen = 0, num_keys, num_keys
     if CAUSAL:
@@ -69,7 +69,7 @@ def flash_forward_kernel(
 ):  # fmt: skip
     """Compute y and z of one block of queries of one head; `mixed` is contiguous."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
-    # The last block sees most keys: it starts first, so that short ones fill up the end.
+    # The last block sees most keys: it starts first, so that short blocks fill up the end.
     first_query = (num_blocks - 1 - tl.program_id(0) % num_blocks) * QUERIES
     sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
     batch, head = sequence // HEADS, sequence % HEADS
@@ -122,7 +122,7 @@ def flash_forward_kernel(
             )
             largest = new_largest
     if SPLIT:
-        # In an empty part a row has seen no key, not even a masked one; avoids a division by 0.
+        # In an empty part a row has seen no key, not even a masked one.
         total = tl.where(total > 0, total, 1.0)
         sequence += tl.program_id(1) * (tl.num_programs(0) // num_blocks)
         batch = sequence // HEADS
@@ -147,7 +147,7 @@ def flash_query_gradient_kernel(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Compute the query gradient of one block of queries of one head, and r_t. With FORGETS also the sums of d_ts over
-    keys before t, and `lost`, log2 of the weights' divisor times the gates' product between t and the middle of its
+    keys before t, and `lost`: log2 of the weights' divisor times the gates' product between t and the middle of its
     block."""
     num_blocks = tl.cdiv(num_queries, QUERIES)
     first_query = (num_blocks - 1 - tl.program_id(0) % num_blocks) * QUERIES
@@ -250,7 +250,7 @@ def flash_key_value_gradient_kernel(
     first, middle, stop = 0, 0, num_queries
     if CAUSAL:
         first = tl.maximum(0, first_key - offset) // QUERIES * QUERIES
-        # With FORGETS the last key's own query, whose score has lost nothing, must be in the masked loop.
+        # The last key's own query, whose score has lost nothing, must be in the masked loop.
         middle = tl.cdiv(tl.maximum(0, first_key + (KEYS if FORGETS else KEYS - 1) - offset), QUERIES) * QUERIES
         if WINDOW > 0:
             stop = tl.minimum(num_queries, first_key + KEYS - 1 - offset + WINDOW)
@@ -286,7 +286,7 @@ def flash_key_value_gradient_kernel(
                 score = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
                 if FORGETS:
                     if masked:
-                        # A query past the last must weigh nothing: of a key behind the middle of its block the weight
+                        # A query past the last must weigh nothing: the weight of a key behind the middle of its block
                         # could be infinite.
                         lost = tl.where(inside, lost, -MASKED_SCORE)
                     middle_query = first_query // FORGETS_BY * FORGETS_BY + FORGETS_BY // 2

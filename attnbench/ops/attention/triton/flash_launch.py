@@ -1,4 +1,4 @@
-"""Launch of FlashAttention's kernels: tiles, splits, and rotation of keys."""
+"""Launch of the kernels of flash_op.py: tiles, splits, and rotation of keys."""
 
 from typing import Any, NamedTuple
 
@@ -41,8 +41,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(kernel: str, dtype: torch.dtype, width: int, length: int, roomy: bool) -> Tiles:
-    """Choose tiles by timings on an H200. `length` counts keys; without `roomy` tiles of wide heads must fit into 99
-    KiB."""
+    """Choose tiles by timings on an H200. `length` counts keys; without `roomy` wide heads must fit into 99 KiB."""
     if dtype == torch.float32:
         # Three TF32 products per float32 product need twice the registers.
         if width > 64:
@@ -106,7 +105,7 @@ def forward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return y, contiguous, and z; arguments as in `flash_attention` and `packed_flash_attention`."""
+    """Return y, contiguous, and z."""
     query, key, value = inputs
     (B, T, H, K), S = query.shape, key.shape[1]
     mixed = query.new_empty(*query.shape[:3], value.shape[3])

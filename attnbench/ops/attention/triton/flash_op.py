@@ -129,7 +129,7 @@ def flash_attention(
     Args:
         value_BSGV: V may differ from K.
         cumulative_BHS: C, float64, see `cumulative_log_forget`; needs `causal`.
-        causal: a query sees keys up to its own position; the last query is at the last key.
+        causal: the last query is at the last key.
         window: number of visible positions, its own included; None for all.
     """
     return _flash_attention(query_BTHK, key_BSGK, value_BSGV, cumulative_BHS, causal, window)[0]
@@ -207,7 +207,7 @@ def packed_flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attention on packed query, key and value; packed heads, (B, T, H K). Other arguments as in `flash_attention`.
+    """`flash_attention` on packed query, key and value; packed heads, (B, T, H K).
 
     Args:
         packed_BTC: [query | key | value] with H, G and G heads of K channels each.

@@ -21,8 +21,8 @@ NUMBERS_AT_ONCE = 4096
 """Numbers per program that combines parts."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A masked score, scaled. Finite, because the difference of two infinities is NaN; sums over fully masked blocks are
-# multiplied by 0 at a row's first visible score.
+# Scaled, and finite, because the difference of two infinities is NaN; sums over fully masked blocks are multiplied by 0
+# at a row's first visible score.
 MASKED_SCORE = tl.constexpr(-1e30)
 
 LENGTHS = ("num_splits", "num_query_splits", "num_key_splits", "num_queries", "num_keys")
@@ -43,7 +43,7 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, max_width: int) -> No
 
 
 def splits_for(num_programs: int, num_blocks: int, num_multiprocessors: int, num_warps: int, dtype: torch.dtype) -> int:
-    """Return the number of parts of each program's walk of up to `num_blocks` blocks."""
+    """Return the parts of each program's walk of up to `num_blocks` blocks."""
     if num_programs == 0:
         return 1
     wanted = num_multiprocessors * (WARPS_IN_FLOAT32 if dtype == torch.float32 else WARPS) // num_warps
@@ -62,7 +62,7 @@ def rows_of_parts(num_splits: int, constants: dict[str, Any], *names: str) -> di
 
 @triton.jit
 def own_part(first, middle, stop, BLOCK: tl.constexpr):
-    """Return the first, middle and stop of a program's own part of a walk: whole blocks, possibly none."""
+    """Return the first, middle and stop of a program's own part: whole blocks, possibly none."""
     num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
     own_first = first + split * num_blocks // num_splits * BLOCK
     own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)

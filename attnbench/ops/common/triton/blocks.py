@@ -12,8 +12,7 @@ of whole rows lose up to a third at some widths."""
 
 @triton.jit
 def block_in_rows(width, BLOCK: tl.constexpr):
-    """Return the block's first row, and for each number its offset from the start of that row and its row relative to
-    it."""
+    """Return the block's first row, and for each number its offset in its row and its row relative to the first."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     row = first // width
     # Relative to the row, so that all divisions but one are of small numbers.

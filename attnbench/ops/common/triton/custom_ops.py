@@ -1,5 +1,5 @@
-"""Custom operators of torch that launch our kernels, each declared with schema, fake, vmap rule, FLOPs and gradient,
-for torch.compile, CUDA graphs and vmap."""
+"""Custom operators that launch our kernels, each declared with schema, fake, vmap rule, FLOPs and gradient, for
+torch.compile, CUDA graphs and vmap."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -20,8 +20,8 @@ def custom_op(
     The first axis of its tensors and results is a batch of independent sequences, into which vmap folds its own axis.
 
     Args:
-        outputs: takes the function's arguments and returns uninitialised tensors like the function's results.
-        flops: takes the function's arguments, with shapes in place of tensors.
+        outputs: from the function's arguments to uninitialised tensors like its results.
+        flops: from the function's arguments, with shapes in place of tensors.
         shared: indices of tensors without batch axis that all stacked models share.
     """
 

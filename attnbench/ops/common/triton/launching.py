@@ -1,8 +1,8 @@
 """Launch of Triton kernels, with parallel compilation before the first launch.
 
 Triton compiles each kernel at its first launch, one after the other: seconds for a step of Gated DeltaNet. But
-torch.compile, or `foresee`, calls each operator with fake tensors long before; then threads start to compile and load
-the kernels.
+torch.compile, or `foresee`, calls each operator with fake tensors long before; then threads compile and load the
+kernels.
 """
 
 import os
@@ -36,11 +36,8 @@ _foreseen: set[Any] = set()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Call kernel[grid](*arguments, **options), or with fake tensors only start to compile the kernel.
-
-    Raises:
-        UserError: the kernel needs more shared memory than the device has.
-    """
+    """Call kernel[grid](*arguments, **options), or with fake tensors only start to compile the kernel. Raises UserError
+    if the kernel needs more shared memory than the device has."""
     outline = next((x for x in (*arguments, *options.values()) if isinstance(x, FakeTensor)), None)
     if outline is None:
         if _unfinished:
@@ -74,7 +71,7 @@ def foresee(
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Return the device's number of multiprocessors; 0 on a CPU, where no work is split."""
+    """0 on a CPU, where no work is split."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
@@ -86,7 +83,7 @@ def is_roomy(device: torch.device) -> bool:
 
 
 def _outline(argument: Any) -> Any:
-    """Return a tensor's dtype, or the value of another argument: what the kernel is compiled for."""
+    """Return what the kernel is compiled for: a tensor's dtype, or the value of another argument."""
     return argument.dtype if isinstance(argument, Tensor) else argument
 
 
@@ -109,7 +106,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _by_folder(original: Callable[[str, str], ModuleType]) -> Callable[[str, str], ModuleType]:
-    """Name the launchers that Triton builds and loads after their cache folders. Up to 3.6 every launcher is a module
+    """Name the launchers that Triton builds after their cache folders. Up to 3.6 every launcher is a module
     __triton_launcher, and threads that load different ones at once may get the same module object."""
 
     def load_by_folder(name: str, path: str) -> ModuleType:
@@ -133,7 +130,7 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register as `operator.register_fake` does, and start to compile the kernels on calls with fake CUDA tensors."""
+    """As `operator.register_fake`, and start to compile the kernels on calls with fake CUDA tensors."""
 
     def register(outputs: Callable[..., Any]) -> Callable[..., Any]:
         asked = set()

@@ -17,7 +17,7 @@ def float32_product() -> str:
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """Return the PRECISION of `product` for inputs of this dtype: float32 factors are truncated to TF32 with
+    """Return the PRECISION of `product` for inputs of this dtype: float32 factors are truncated to TF32 beside
     half-precision inputs and rounded with float32 inputs."""
     if dtype != torch.float32:
         return "tf32"
@@ -46,8 +46,8 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
 
 @triton.jit
 def tall_product(left, right, PRECISION: tl.constexpr, sum=None):
-    """Compute `product` in blocks of 32 rows if `left` has at least 64 rows and fewer than 64 columns: for these narrow
-    tiles Triton would miscompile Hopper's four-warp instructions."""
+    """`product` in blocks of 32 rows if `left` has at least 64 rows and fewer than 64 columns: for these narrow tiles
+    Triton would miscompile Hopper's four-warp instructions."""
     rows: tl.constexpr = left.shape[0]
     inner: tl.constexpr = left.shape[1]
     if rows > 32 and inner < 64:

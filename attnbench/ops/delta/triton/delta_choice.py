@@ -95,8 +95,7 @@ class DeltaRule(Chunked):
     """Contiguous inputs of one call, and the sizes that follow from their shapes.
 
     Args:
-        parallel: all chunks in parallel around a scan, instead of one program per head walking its chunks; None for
-            `choose_parallel`.
+        parallel: all chunks in parallel around a scan, instead of a walk per head; None for `choose_parallel`.
     """
 
     mixed: Tensor
@@ -122,7 +121,7 @@ class DeltaRule(Chunked):
 
     @property
     def chunk(self) -> int:
-        """C; no longer than a power of 2 that holds the whole sequence."""
+        """C, at most the power of 2 that holds the whole sequence."""
         if self.length <= (SHORT if self.key_width < NARROW else LEAST):
             return LEAST
         if self.length <= 2 * LEAST:

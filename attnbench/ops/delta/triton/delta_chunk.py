@@ -30,7 +30,7 @@ of two warpgroup tiles, compiled by Triton 3.6 for Hopper, reads beyond its shar
 
 @triton.jit
 def rows_of(pointer, sequence, start, length, STRIDE: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Return addresses of WIDTH columns of a chunk's rows in a matrix with rows of STRIDE, and which exist."""
+    """Return addresses of WIDTH columns of a chunk's rows, STRIDE apart, and which exist."""
     row = sequence.to(tl.int64) * length + start
     return matrix(pointer, row, STRIDE, 0, C, WIDTH), (start + tl.arange(0, C) < length)[:, None]
 
@@ -49,8 +49,8 @@ def store_rows(values, pointer, sequence, start, length, STRIDE: tl.constexpr, C
 
 @triton.jit
 def matrix(pointer, row, WIDTH: tl.constexpr, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return addresses of a block (ROWS, COLUMNS) of a matrix with WIDTH columns, from a row (int64) and a column on,
-    recomputed within loops: constant offsets would occupy scarce registers."""
+    """Return addresses of a block of a matrix with WIDTH columns, from a row (int64) and a column on, recomputed within
+    loops: constant offsets would occupy scarce registers."""
     return pointer + ((row + tl.arange(0, ROWS))[:, None] * WIDTH + (column + tl.arange(0, COLUMNS))[None, :])
 
 

@@ -59,7 +59,6 @@ def forward(rule: DeltaRule, initial: Tensor | None, output: Tensor, last: Tenso
 def backward(
     rule: DeltaRule, kept: Kept, gradient: Tensor, last_gradient: Tensor | None, of_initial: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the three inputs; fill `of_initial`."""
     states, corrections, pairs, factors = kept
     of_states, of_corrections = torch.empty_like(states), torch.empty_like(corrections)
     prepared, ends = (rule.mixed, pairs, factors), (last_gradient, of_initial)

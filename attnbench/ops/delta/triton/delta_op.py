@@ -37,8 +37,7 @@ def gated_delta_rule(
         log_decay_BTH: log a_t <= 0; float32, as beta and memory.
         unit_length: divide each query and key by its length first.
         num_key_heads: G, each shared by H / G heads of the value; None: H.
-        keep_memory: return the last memory too.
-        parallel: which form runs; None for `choose_parallel`. Changes the speed alone.
+        parallel: which form runs; None for `choose_parallel`. Changes only the speed.
     """
     if mixed_BTC.dtype not in (DTYPES if key_width <= WIDE else DTYPES[:1]):
         raise UserError(
@@ -139,7 +138,7 @@ def gated_delta_rule_backward(
     of_memory: bool,
     parallel: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of mixed, log decay, beta and the first memory (empty unless `of_memory`)."""
+    """Without `of_memory` the gradient of the first memory is empty."""
     rule = _rule(mixed_BTC, log_decay_BTH, beta_BTH, num_heads, num_key_heads, key_width, unit_length, parallel)
     kept, of_first = (states, corrections, pairs, factors), _memory(rule, of_memory)
     ends = contiguous(last_gradient_BHKV), of_first if of_memory else None

@@ -1,5 +1,5 @@
-"""The gated delta rule with all chunks' work in parallel before and after a scan over the states: the form for few
-heads and many chunks. The scan has two products with (C, K) matrices per chunk,
+"""The gated delta rule with all chunks in parallel before and after a scan over the states: the form for few heads and
+many chunks. The scan has two products with (C, K) matrices per chunk,
 
     F = U - W S,    S' = g_C S + Y^T b F        with U = (I - R b) V,  W = (I - R b) g K,  Y = g_C / g K
 
@@ -35,7 +35,7 @@ from attnbench.ops.delta.triton.delta_tiles import (
 @triton.jit(do_not_specialize=LENGTHS)
 def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                      C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute W and Y of every chunk (`readers` and `writers`)."""
+    """Compute W and Y (`readers` and `writers`)."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     between, _ = load_pairs(pairs, index, C)
@@ -52,7 +52,7 @@ def key_parts_kernel(mixed, pairs, factors, readers, writers, length, num_heads:
 def prepare_forward_kernel(mixed, pairs, factors, corrections, length, num_heads: tl.constexpr, GROUPS: tl.constexpr,
                            C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr,
                            PRECISION: tl.constexpr):  # fmt: skip
-    """Compute U of every chunk, in place of F."""
+    """Compute U, in place of F."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     between, _ = load_pairs(pairs, index, C)
@@ -93,7 +93,6 @@ def scan_forward_kernel(factors, readers, writers, initial, last, states, correc
 def read_kernel(mixed, pairs, factors, states, corrections, output, length,
                 num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                 V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute the output of every chunk."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
@@ -111,7 +110,7 @@ def read_kernel(mixed, pairs, factors, states, corrections, output, length,
 def prepare_backward_kernel(mixed, pairs, factors, gradient, change_gradients, additions, length,
                             num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                             V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Compute E_0 (in place of E) and B, transposed (in place of the gradient of S'), of every chunk."""
+    """Compute E_0 (in place of E) and B, transposed (in place of the gradient of S')."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     first = tl.program_id(1) * VALUES
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)

@@ -21,10 +21,8 @@ def gated_delta_rule_step(
     """Return y of one position, (B, H, V) in the dtype of `mixed_BC`; `delta_step` is its definition.
 
     Args:
-        mixed_BC: packed query, key and value, (GK | GK | HV), in bfloat16 or float32; K is a power of 2, V a multiple
-            of 16.
+        mixed_BC: packed as in `gated_delta_rule`; K is a power of 2.
         memory_BHKV: the state, float32 and contiguous, updated in place.
-        unit_length: divide each query and key by its length first.
     """
     batch, heads, key_width, value_width = memory_BHKV.shape
     assert memory_BHKV.is_contiguous()
@@ -45,7 +43,7 @@ gated_delta_rule_step.register_fake(lambda mixed, log_decay, beta, memory, _: mi
 @triton.jit
 def _step(mixed, log_decay, beta, memory, output, num_heads, num_groups, scale,
           K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
-    """Grid: sequences × heads, blocks of value channels."""
+    """Grid: sequences × heads, blocks of values."""
     program, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     channels, values = tl.arange(0, K), first + tl.arange(0, VALUES)

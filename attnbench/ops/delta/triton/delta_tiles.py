@@ -82,8 +82,8 @@ def load_total(factors, index, C: tl.constexpr):
 def pairs_kernel(mixed, log_decay, beta, pairs, factors, length, scale, num_heads: tl.constexpr,
                  GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNIT: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
-    """Compute `pairs` (X, N, 2, C, C), R and Q K^T o G of every chunk, and `factors` (X, N, FACTORS, C). Grid: chunks
-    of all sequences × heads."""
+    """Compute `pairs` (X, N, 2, C, C), R and Q K^T o G, and `factors` (X, N, FACTORS, C). Grid: chunks of all sequences
+    × heads."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     key = load_key(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)
     query = load_query(mixed, sequence, head, start, length, num_heads, GROUPS, C, K, V)

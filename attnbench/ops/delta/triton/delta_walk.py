@@ -27,8 +27,7 @@ from attnbench.ops.delta.triton.delta_tiles import (
 def walk_forward_kernel(mixed, pairs, factors, initial, output, last, states, corrections, length,
                         num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                         V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """`initial`, `last`, and for the gradient `states` (S, transposed) and `corrections` (F) of every chunk may be
-    None."""
+    """`initial`, `last`, and for the gradient `states` (S, transposed) and `corrections` (F) may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)
@@ -90,8 +89,8 @@ def walk_backward_kernel(mixed, pairs, factors, gradient, last_gradient, initial
                          correction_gradients, length,
                          num_heads: tl.constexpr, GROUPS: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                          V: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Walk from the last chunk to the first, and write the gradient of S' (`state_gradients`, transposed) and H
-    (`correction_gradients`) of each. Gradients of the states at both ends may be None."""
+    """Write the gradient of S' (`state_gradients`, transposed) and H (`correction_gradients`) of each chunk. Gradients
+    of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks = tl.cdiv(length, C)

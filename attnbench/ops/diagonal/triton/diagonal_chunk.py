@@ -51,8 +51,8 @@ def load_strength(beta, sequence, head, start, length, num_heads, C: tl.constexp
 
 @triton.jit
 def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr):
-    """Return the sums of log decays of every block of 16, of those before it and behind it, (C / 16, KEYS) each. `sums`
-    counts from the start of each block; the chunk begins at `row` and column `first`."""
+    """Return the sums of log decays of every block of 16, and of the blocks before and behind it, (C / 16, KEYS) each.
+    `sums` counts from the start of each block; the chunk begins at `row` and column `first`."""
     BLOCKS: tl.constexpr = C // 16
     block, last = tl.arange(0, BLOCKS), sums + row * K + first + 15 * K + tl.arange(0, KEYS)[None, :]
     own = tl.load(last + (block * (16 * K))[:, None])
@@ -66,7 +66,7 @@ def block_sums(sums, row, first, C: tl.constexpr, K: tl.constexpr, KEYS: tl.cons
 
 @triton.jit
 def sums_since(within, before, C: tl.constexpr, KEYS: tl.constexpr):
-    """Return s, (C, KEYS), from the sums `within` and `before` each block of 16."""
+    """Return s, (C, KEYS), from the sums `within` and `before` each block."""
     return tl.reshape(tl.reshape(within, (C // 16, 16, KEYS)) + before[:, None, :], (C, KEYS))
 
 
@@ -140,8 +140,8 @@ def of_level(values, level, first_level, C: tl.constexpr):
 def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, leaving, pairs, length,
                  num_heads: tl.constexpr, QUERY_ROW: tl.constexpr, KEY_ROW: tl.constexpr, C: tl.constexpr,
                  K: tl.constexpr, KEYS: tl.constexpr, ERASES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Fill, of every chunk, `sums` and `totals` (exp(s_C)) in float32, A, R exp(s), Y and `pairs` (X, N, 2, C, C): W
-    and L. `reader` (R) is None for the key; without ERASES there are neither R exp(s) nor L."""
+    """Fill `sums` and `totals` (exp(s_C)) in float32, A, R exp(s), Y and `pairs` (X, N, 2, C, C): W and L. `reader` (R)
+    is None for the key; without ERASES there are neither R exp(s) nor L."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = query.dtype.element_ty
     LEVELS: tl.constexpr = 6 if C == 64 else 5
@@ -193,7 +193,7 @@ def chunk_kernel(query, key, reader, log_decay, sums, totals, asking, reading, l
 @triton.jit(do_not_specialize=LENGTHS)
 def resolve_kernel(beta, reading, pairs, length, num_heads: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
                    KEYS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Replace L by N, and R exp(s) by D, for every chunk."""
+    """Replace L by N, and R exp(s) by D."""
     index, sequence, head, start = chunk_place(length, num_heads, C)
     dtype: tl.constexpr = reading.dtype.element_ty
     row = index * C

@@ -1,5 +1,5 @@
-"""Gradients of the delta rule, or of the plain sum, with one decay per key channel, for all chunks at once, given F, S
-and the gradients of b F and S' of each."""
+"""All gradients of the recurrence of diagonal_chunk.py, for all chunks at once, given F, S and the gradients of b F and
+S' of each."""
 
 # pyright: reportGeneralTypeIssues=false
 

@@ -1,5 +1,4 @@
-"""The delta rule, or the plain sum, with one decay per key channel, as one operator with its gradient;
-diagonal_chunk.py has the algebra of a chunk."""
+"""The recurrence of diagonal_chunk.py as one operator with its gradient."""
 
 from typing import Any
 
@@ -39,7 +38,6 @@ def diagonal_decay(
     Args:
         query_BTHK: scaled; bfloat16 or float32, like key, value and reader; K is 16, 32, 64 or 128, V a multiple of 16.
         log_decay_BTHK: log a_t <= 0; float32, as beta and memory.
-        keep_memory: return the last memory too.
     """
     if query_BTHK.dtype not in DTYPES:
         raise UserError(
@@ -100,8 +98,7 @@ def diagonal_decay_forward(
     keep_memory: bool,
     keep_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return y, the last memory, and for the gradient the tensors of `Prepared` and `Kept`. Unwanted tensors are
-    empty."""
+    """Return y, the last memory, and for the gradient the tensors of `Prepared` and `Kept`; unwanted ones are empty."""
     rule = _rule(query_BTHK, key_BTHK, value_BTHV, log_decay_BTHK, reader_BTHK, beta_BTH)
     output, last, *states = outputs = _forward_outputs(rule, keep_memory, keep_states)
     prepared = Prepared(*states[:6]) if keep_states else rule.empty_prepared()
@@ -132,7 +129,7 @@ def diagonal_decay_backward(
     last_gradient_BHKV: Tensor | None,
     of_memory: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of query, key, value, log decay, reader, beta and memory; empty for inputs that are None."""
+    """Gradients of inputs that are None are empty."""
     rule = _rule(query_BTHK, key_BTHK, value_BTHV, log_decay_BTHK, reader_BTHK, beta_BTH)
     outputs, last = _gradients(rule, of_memory), contiguous(last_gradient_BHKV)
     prepared, kept = Prepared(sums, totals, asking, reading, leaving, pairs), Kept(states, corrections)

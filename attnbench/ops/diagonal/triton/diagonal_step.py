@@ -1,5 +1,4 @@
-"""One position of the delta rule, or of the plain sum, with one decay per key channel: a single pass over the state,
-updated in place."""
+"""One position of the recurrence of diagonal_chunk.py: a single pass over the state, updated in place."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
@@ -48,7 +47,7 @@ diagonal_decay_step.register_fake(lambda query, key, value, *_: value.new_empty(
 @triton.jit
 def _step(query, key, value, log_decay, reader, beta, eraser, memory, output,
           K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
-    """Grid: sequences × heads, blocks of value channels."""
+    """Grid: sequences × heads, blocks of values."""
     program, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * VALUES
     channels, values = program * K + tl.arange(0, K), program * V + first + tl.arange(0, VALUES)
     address = memory + channels[:, None] * V + (first + tl.arange(0, VALUES))[None, :]

@@ -1,6 +1,5 @@
-"""Recurrence with one decay per key channel, with one program per head that walks the chunks with the state in
-registers, transposed as in delta_walk.py. `chunk_kernel` runs before. Grids are sequences × heads, and blocks of
-values."""
+"""The recurrence of diagonal_chunk.py with one program per head that walks the chunks with the state in registers,
+transposed as in delta_walk.py. `chunk_kernel` runs before. Grids are sequences × heads, and blocks of values."""
 
 import triton
 import triton.language as tl
@@ -15,8 +14,8 @@ def walk_forward_kernel(asking, reading, leaving, totals, pairs, value, beta, in
                         corrections, length, num_heads: tl.constexpr, VALUE_ROW: tl.constexpr, C: tl.constexpr,
                         K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                         PRECISION: tl.constexpr):  # fmt: skip
-    """`initial`, `last`, and for the gradient `states` (S, transposed) and `corrections` (F, if something is erased) of
-    every chunk may be None."""
+    """`initial`, `last`, and for the gradient `states` (S, transposed) and `corrections` (F, if something is erased)
+    may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks, count = tl.cdiv(length, C), 2 if ERASES else 1
@@ -58,8 +57,8 @@ def walk_backward_kernel(asking, reading, leaving, totals, pairs, beta, gradient
                          state_gradients, change_gradients, length, num_heads: tl.constexpr, C: tl.constexpr,
                          K: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, ERASES: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
-    """Walk from the last chunk to the first, and write the gradients of S' (`state_gradients`, transposed) and of b F
-    (`change_gradients`; rows of all positions if F is V) of each. Gradients of the states at both ends may be None."""
+    """Write the gradients of S' (`state_gradients`, transposed) and of b F (`change_gradients`; rows of all positions
+    if F is V) of each chunk. Gradients of the states at both ends may be None."""
     program, first = tl.program_id(0), tl.program_id(1) * VALUES
     sequence, head = program // num_heads, program % num_heads
     num_chunks, count = tl.cdiv(length, C), 2 if ERASES else 1

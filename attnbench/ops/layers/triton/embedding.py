@@ -35,13 +35,13 @@ ROW_BYTES = 256
 
 
 def embed(tokens_N: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return row `tokens_N` of the weight for every position, (N, D), in `dtype`; NaN for tokens without a row."""
+    """Return row `tokens_N` of the weight, (N, D), in `dtype`; NaN for tokens without a row."""
     return _of_models(tokens_N[None], weight_VD[None], dtype).squeeze(0)
 
 
 @custom_op("embed", lambda tokens, weight, dtype: weight.new_empty(*tokens.shape, weight.shape[2], dtype=dtype))
 def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Tensor:
-    """`embed` of M models with their own positions and weights: (M, N, D)."""
+    """`embed` of M models, each with its positions and weights: (M, N, D)."""
     num_models, num_symbols, width = weight_MVD.shape
     rows_MND = weight_MVD.new_empty(*tokens_MN.shape, width, dtype=dtype)
     inputs = weight_MVD.to(dtype).contiguous(), _as_one(tokens_MN, num_symbols).contiguous()
@@ -57,11 +57,8 @@ def _of_models(tokens_MN: Tensor, weight_MVD: Tensor, dtype: torch.dtype) -> Ten
     ),
 )
 def embedding_gradient(gradient_MND: Tensor, tokens_MN: Tensor, num_symbols: int) -> Tensor:
-    """Return the sum of each symbol's gradients, (M, V, D) in float32.
-
-    Args:
-        gradient_MND: a non-finite number may spread within its column and model.
-    """
+    """Return the sum of each symbol's gradients, (M, V, D) in float32. A non-finite gradient may spread within its
+    column and model."""
     num_models, num_rows, width = gradient_MND.shape
     if num_symbols > MAX_SYMBOLS:
         rows, tokens = gradient_MND.flatten(0, 1).float(), _as_one(tokens_MN, num_symbols).flatten()

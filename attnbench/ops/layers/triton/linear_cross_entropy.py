@@ -63,7 +63,7 @@ def _outputs(
 def _of_models(
     x_MND: Tensor, weight_MVD: Tensor, targets_MN: Tensor, label_weight_MN: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`linear_cross_entropy` of M models: as many at a time as have logits that fit in the cache, or parts of one
+    """`linear_cross_entropy` of as many of M models at a time as have logits that fit in the cache, or of parts of one
     model's rows."""
     (num_models, num_rows, _), num_symbols = x_MND.shape, weight_MVD.shape[1]
     # Padded by zeros to a multiple of 16 bytes, for fast matrix products.
@@ -124,7 +124,7 @@ def _loss_and_gradient(
     logits, targets, label_weights, nats, num_rows, num_symbols, stride,
     IS_WEIGHTED: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss of rows, and the gradient of their logits in place."""
+    """The gradient overwrites the logits."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     exists = row < num_rows
     row_logits = logits + row[:, None] * stride

@@ -28,7 +28,7 @@ def rms_norm(x_ND: Tensor, weight_RD: Tensor, eps: float) -> Tensor:
 
     Args:
         x_ND: may be a slice of wider rows.
-        weight_RD: of R stacked models, rounded to x's dtype; equal parts of the rows belong to each, in order.
+        weight_RD: of R stacked models, rounded to x's dtype; each has an equal part of the rows, in order.
     """
     x_ND, stride = _rows(x_ND)
     y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
@@ -63,7 +63,6 @@ def rms_norm_backward(gradient_ND: Tensor, x_ND: Tensor, weight_RD: Tensor, eps:
 
 
 def _rows(x_ND: Tensor) -> tuple[Tensor, int]:
-    """Return x with contiguous channels, and its row stride."""
     x_ND = x_ND if x_ND.stride(1) == 1 else x_ND.contiguous()
     return x_ND, x_ND.stride(0)
 

@@ -21,7 +21,7 @@ BLOCK = 32
 def load_rows(
     pointer, row_stride, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, RAGGED: tl.constexpr
 ):
-    """Load rows of WIDTH channels, padded with zeros to PADDED. RAGGED: zeros from position num_positions on."""
+    """Load rows of WIDTH channels, padded with zeros to PADDED, and if RAGGED zeros from position num_positions on."""
     channel = tl.arange(0, PADDED)[None, :]
     pointer += position.to(tl.int64)[:, None] * row_stride + channel
     if RAGGED:
@@ -44,8 +44,7 @@ def store_rows(pointer, row_stride, position, num_positions, x, WIDTH: tl.conste
 
 @triton.jit
 def turn(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.constexpr, INVERSE: tl.constexpr):
-    """Rotate channel pairs (2i, 2i + 1) by their angles, or back if INVERSE; float32. `rotation` is (2, positions,
-    WIDTH / 2)."""
+    """Rotate channel pairs (2i, 2i + 1), or back if INVERSE; float32. `rotation` is (2, positions, WIDTH / 2)."""
     pair = tl.arange(0, PADDED // 2)[None, :]
     inside = (position[:, None] < num_positions) & (pair < WIDTH // 2)
     cos = tl.load(rotation + position[:, None] * (WIDTH // 2) + pair, mask=inside, other=0.0)
@@ -58,7 +57,6 @@ def turn(x, rotation, position, num_positions, WIDTH: tl.constexpr, PADDED: tl.c
 
 
 def padded_width(width: int) -> int:
-    """Return the power of two, at least 16, that a head's channels are padded to."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -114,7 +112,6 @@ def _copy_kernel(
 
 
 def by_heads(packed_BTC: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return views of query, key and value, or of their gradients, by heads."""
     by_head = packed_BTC.unflatten(2, (num_heads + 2 * num_groups, -1))
     query, key, value = by_head.split([num_heads, num_groups, num_groups], dim=2)
     return query, key, value

@@ -27,13 +27,8 @@ UNSPECIALIZED = ("length", "batch_of_group")
 
 
 class Blocks(NamedTuple):
-    """Launch of the kernels; changes only the order of the weight gradient's sum.
-
-    Args:
-        channels: per program.
-        positions: per program.
-        rows: loaded at once, to keep the memory busy.
-    """
+    """Launch of the kernels; changes only the order of the weight gradient's sum. Channels and positions are per
+    program; `rows` are loaded at once, to keep the memory busy."""
 
     channels: int
     positions: int
@@ -47,8 +42,8 @@ BLOCKS = Blocks(channels=256, positions=64, rows=8, num_warps=4)
 def short_convolution(
     x_BTC: Tensor, weight_CW: Tensor, history_BWC: Tensor | None = None, silu: bool = False
 ) -> Tensor:
-    """Compute y_t = sum_i w_i x_(t - W + 1 + i) per channel, and SiLU of it if asked. Products and sums are in float32;
-    y has x's dtype. The history has no gradient.
+    """Compute y_t = sum_i w_i x_(t - W + 1 + i) per channel, and SiLU of it if asked, in float32; y has x's dtype. The
+    history has no gradient.
 
     Args:
         x_BTC: float32 or bfloat16.
@@ -128,8 +123,7 @@ def _arguments(
 
 @triton.jit
 def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
-    """Return this program's segment, sequence, first position, channels and which exist. The grid is ordered as the
-    memory."""
+    """Return this program's segment, sequence, first position, channels and which exist, in the order of the memory."""
     num_blocks, num_segments = tl.cdiv(channels, BLOCK), tl.cdiv(length, POSITIONS)
     part = tl.program_id(0) // num_blocks
     channel = (tl.program_id(0) % num_blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -149,7 +143,7 @@ def _taps(weight, group, channels, channel, exists, SIZE: tl.constexpr):
 def _rows_before(
     x, history, sequence, start, length, channels, channel, exists, SIZE: tl.constexpr, HAS_HISTORY: tl.constexpr
 ):
-    """Return the SIZE - 1 rows before a segment, from the history or zeros at the sequence's start."""
+    """Return the SIZE - 1 rows before a segment."""
     rows = ()
     for tap in tl.static_range(SIZE - 1):
         position = start - (SIZE - 1) + tap
@@ -168,7 +162,7 @@ def _row(x, sequence, position, length, channels):
 
 @triton.jit
 def _rows(x, sequence, first, length, channels, channel, exists, ROWS: tl.constexpr):
-    """Load ROWS rows from `first` on, zeros past the end, before any is used."""
+    """Zeros past the end. All rows are loaded before any is used."""
     rows = ()
     for row in tl.static_range(ROWS):
         address = _row(x, sequence, first + row, length, channels) + channel

@@ -17,8 +17,7 @@ from attnbench.ops.common.triton.launching import launch
 
 @custom_op("swiglu", lambda packed: packed.new_empty(packed.shape[0], packed.shape[1] // 2))
 def swiglu(packed_NF: Tensor) -> Tensor:
-    """Return silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F), in the input's
-    dtype."""
+    """Return silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F)."""
     num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
     mixed_NF = packed_NF.new_empty(num_rows, width)
     grid = (-(-mixed_NF.numel() // BLOCK),)

@@ -130,7 +130,7 @@ def _turned(x, cos, sin, HEADS: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _copy_values(source, target, first_row, end_row, source_keys, target_keys, VALUES: tl.constexpr,
                  PADDED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Copy the last VALUES channels of rows, behind query and key, to the end of other rows."""
+    """Copy the last VALUES channels of rows to the end of other rows."""
     row = first_row + tl.arange(0, ROWS)[:, None]
     source += row * (source_keys + VALUES) + source_keys
     target += row * (target_keys + VALUES) + target_keys
@@ -200,7 +200,7 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
                                  eps, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
                                  PADDED: tl.constexpr, ANGLES: tl.constexpr, VALUES: tl.constexpr,
                                  ROWS: tl.constexpr):  # fmt: skip
-    """Walk the same; sums over positions stay in registers."""
+    """Sums over positions stay in registers."""
     first_row, end_row, shared, there, by_head, angles, has_angle, query_gain, key_gain, bias = _places(
         num_rows, gain, bias, HEADS, PADDED_HEADS, WIDTH, PADDED, ANGLES, ROWS
     )  # fmt: skip
@@ -217,8 +217,7 @@ def turned_heads_gradient_kernel(gradient, packed, gain, bias, angle, of_packed,
         query, query_scale = unit_rows(packed, place, there, WIDTH, eps)
         back = tl.load(at, mask=there, other=0.0).to(tl.float32)
         back = _turned(back, cos, -sin, PADDED_HEADS, PADDED)
-        # Shifts are loaded again at every position: registers for them would leave room for four programs instead of
-        # six.
+        # Loaded again at every position: registers for shifts would leave room for four programs instead of six.
         query_shift = tl.load(bias, mask=there, other=0.0).to(tl.float32)
         of_turn = _of_angle(query * query_gain + query_shift, back, PADDED_HEADS, PADDED)
         of_query_bias += back

@@ -1,4 +1,4 @@
-"""Gradient kernels of linear attention, over the same segments, see linear_op.py."""
+"""Gradient kernels of linear_op.py, over the same segments."""
 
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 

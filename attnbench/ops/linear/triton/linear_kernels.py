@@ -1,4 +1,4 @@
-"""Forward kernels of linear attention: a program walks a segment of one head of a sequence, see linear_op.py."""
+"""Forward kernels of linear_op.py."""
 
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
@@ -25,7 +25,7 @@ def locate(length, segment, HEADS: tl.constexpr):
 
 @triton.jit
 def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Return addresses of a chunk of a head in (B, length, stride), and which exist; 64 bits for large tensors."""
+    """Return addresses of a chunk of a head in (B, length, stride), 64 bits for large tensors, and which exist."""
     row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
     exists = (first + row < length)[:, None]
@@ -98,7 +98,7 @@ def before(
     start_memory, start_normaliser, memory, normaliser, sequence, head, start, slot,
     HAS_START: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return S and z before a segment: the given state, or the end state of the previous segment."""
+    """Return S and z before a segment: given, or the end state of the previous segment."""
     state, total = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if HAS_START:
         first_slot = sequence * HEADS + head

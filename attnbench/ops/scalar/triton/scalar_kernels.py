@@ -64,7 +64,7 @@ def _store(values, pointer, row, STRIDE: tl.constexpr, column, num_rows, num_col
 
 @triton.jit
 def _gate(gate, row, head, num_rows, H: tl.constexpr, C: tl.constexpr, OTHER: tl.constexpr):
-    """Load a number per position of a chunk; OTHER beyond the end, and if the gate is None."""
+    """OTHER beyond the end, and if the gate is None."""
     positions = tl.arange(0, C)
     if gate is None:
         numbers = tl.full((C,), OTHER, tl.float32)
@@ -75,7 +75,7 @@ def _gate(gate, row, head, num_rows, H: tl.constexpr, C: tl.constexpr, OTHER: tl
 
 @triton.jit
 def _pair_decay(cumulative, C: tl.constexpr):
-    """Return exp(c_i - c_j), by source j and position i; 0 for later sources."""
+    """exp(c_i - c_j), by source j and position i; 0 for later sources."""
     rows = tl.arange(0, C)
     not_later = rows[:, None] <= rows[None, :]
     return tl.exp(tl.where(not_later, cumulative[None, :] - cumulative[:, None], float("-inf")))
@@ -83,7 +83,7 @@ def _pair_decay(cumulative, C: tl.constexpr):
 
 @triton.jit
 def _pair_weight(writes, owns, C: tl.constexpr):
-    """Return w_j off the diagonal and o_i on it."""
+    """w_j off the diagonal and o_i on it."""
     rows = tl.arange(0, C)
     return tl.where(rows[:, None] == rows[None, :], owns[None, :], writes[:, None])
 
@@ -92,7 +92,7 @@ def _pair_weight(writes, owns, C: tl.constexpr):
 def walk_forward_kernel(mixed, log_decay, write, own, initial, output, last, totals, states, length, segment, scale,
                         G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
                         KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Walk the chunks of a segment with the state in registers. Grid: segments of heads × blocks of values.
+    """Grid: segments of heads × blocks of values.
 
     May be None: `write`, `own`, the states before and after a segment (`initial`, `last`), `output`, the decay over a
     segment (`totals`) and the states before every chunk (`states`).
@@ -136,8 +136,8 @@ def walk_backward_kernel(mixed, log_decay, gradient, last_gradient, initial_grad
                          segment, scale,
                          G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
                          KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Walk a segment backward: the gradients of the states after every chunk (`of_states`) and before the segment
-    (`initial_gradient`). Grid and None as forward."""
+    """Compute the gradients of the states after every chunk (`of_states`) and before the segment (`initial_gradient`).
+    Grid and None as forward."""
     sequence, head, first, start, end, slot = _place(length, segment, H, V, VALUES)
     STRIDE: tl.constexpr = 2 * G * K + H * V
     num_chunks = tl.cdiv(end - start, C)

@@ -38,7 +38,6 @@ def scalar_decay(
             at most 128. Head g of query and key serves the value's heads g H/G to (g + 1) H/G - 1.
         log_decay_BTH: log a_t <= 0; float32, as the weights and the memory.
         write_BTH, own_BTH: w_t, None for 1; o_t, None for w_t.
-        keep_memory: return the last memory too.
     """
     if mixed_BTC.dtype not in DTYPES:
         raise UserError(

@@ -50,7 +50,7 @@ scalar_decay_step.register_fake(lambda mixed, log_decay, write, memory, *_: mixe
 @triton.jit
 def _step(mixed, log_decay, write, memory, output, late_key, late_value, late, scale, G: tl.constexpr, H: tl.constexpr,
           K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
-    """Grid: sequences × heads, blocks of value channels."""
+    """Grid: sequences × heads, blocks of values."""
     program, channels = tl.program_id(0).to(tl.int64), tl.arange(0, KEYS)
     values = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = channels < K, values < V

@@ -82,8 +82,8 @@ machine/group.py. With one bucket the reduction follows the backward pass."""
 LAST_WORDS = ("processes has ended", "stopped at step")
 """In the line of a process whose peer was killed: the second after torchrun's signal, which may come first."""
 NUM_KERNELS, PROFILED_STEPS = 15, 3
-LEAST_SECONDS = 30
-"""Time without which no command is begun."""
+LEAST_SECONDS, MOST_SECONDS = 30, 150
+"""Time without which no command is begun; time after which one that hangs is ended."""
 
 
 class FailedError(Exception):
@@ -152,17 +152,17 @@ class Measured:
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT), log
 
     def finish(self, *started: tuple[subprocess.Popen[bytes], Path]) -> None:
-        """Wait for commands; end them all where the time is up.
+        """Wait for commands; end them all where their time is up.
 
         Raises:
             FailedError: a command failed, or the time is up.
         """
         try:
             for process, log in started:
-                if process.wait(max(1.0, self.seconds_left())):
+                if process.wait(max(1.0, min(self.seconds_left(), MOST_SECONDS))):
                     raise FailedError(f"{log}: {' | '.join(log.read_text(errors='replace').splitlines()[-6:])}")
         except subprocess.TimeoutExpired:
-            raise FailedError("the time is up") from None
+            raise FailedError(f"{started[0][1]}: its time is up") from None
         finally:
             for process, _ in started:
                 # torchrun and attnbench end their processes.

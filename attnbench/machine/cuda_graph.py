@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class CapturedCall(Generic[Result]):
         self.stream = torch.cuda.Stream()
         self._recordings: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Result] | None] = {}
         """By input shapes; None: called once."""
+        _alive.add(self)
 
     def __call__(self, *inputs: Tensor) -> Result:
         self.num_calls += 1
@@ -71,6 +73,15 @@ class CapturedCall(Generic[Result]):
             with torch.cuda.graph(graph, pool=pool, capture_error_mode=self.mode):
                 result = self.function(*kept)
         return graph, kept, result
+
+
+_alive: WeakSet[CapturedCall[Any]] = WeakSet()
+
+
+def free_recordings() -> None:
+    """Free the graphs of all calls; NCCL closes a communicator only after the graphs that hold its operations."""
+    for call in list(_alive):
+        call._recordings.clear()
 
 
 @contextmanager

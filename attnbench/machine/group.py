@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from attnbench.machine.cuda_graph import free_recordings
 from attnbench.machine.device import all_gpus, resolve_device
 from attnbench.machine.ranks import Ranks
 from attnbench.settings.errors import UserError, memory_reason, one_line
@@ -168,6 +169,7 @@ class Group:
 
     def _leave(self) -> None:
         if not self.is_lost:
+            free_recordings()
             dist.destroy_process_group()
         elif self.backend == "nccl":
             # A kernel that waits for the lost rank would block the exit.

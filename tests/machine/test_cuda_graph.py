@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from attnbench.machine.cuda_graph import CapturedCall, collected
+from attnbench.machine.cuda_graph import CapturedCall, collected, free_recordings
 
 
 class Cycle:
@@ -49,6 +49,15 @@ def test_what_was_garbage_before_is_freed_first_and_the_collector_is_left_as_it_
     with pytest.raises(ValueError, match="inside"), collected():
         raise ValueError("inside")
     assert gc.isenabled()
+
+
+def test_recordings_can_be_freed_while_their_calls_are_still_in_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    call, freed = CapturedCall(lambda: None), list[str]()
+    call._recordings["shapes"] = Cycle(freed, "graph")  # pyright: ignore[reportArgumentType]
+    free_recordings()
+    gc.collect()
+    assert freed == ["graph"]
 
 
 @pytest.mark.gpu

@@ -74,7 +74,7 @@ def report() -> None:
 
 
 def runs() -> None:
-    """List, compare and remove runs."""
+    """List runs and their scores."""
     from attnbench.cli.launch import launch
     from attnbench.cli.reading_names import names_as_texts, read_runs
 

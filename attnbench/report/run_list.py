@@ -1,4 +1,4 @@
-"""List, compare and prune runs: tables on a terminal, tab-separated columns elsewhere."""
+"""List runs: tables on a terminal, tab-separated columns elsewhere."""
 
 import sys
 import time
@@ -10,12 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.machine.signals import answering
-from attnbench.report.run_pair import comparison_tables, score_text
-from attnbench.report.sections.words import metric_name
+from attnbench.report.sections.words import metric_name, status_name
 from attnbench.results.metrics import is_timed
-from attnbench.results.pruning import LOST, Pruning, plan_pruning, remove
+from attnbench.results.numbers import format_number
 from attnbench.results.rows import TRAINING, ResultRow, is_search
-from attnbench.results.runs import Run, find_runs, keep, select
+from attnbench.results.runs import Run, find_runs, keep
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.escape import printable
@@ -28,20 +27,13 @@ MAX_NOTES = 10
 
 
 def show_runs(settings: RunsSettings) -> Path:
-    """List, compare or remove runs; return the outputs folder."""
+    """List runs; return the outputs folder."""
     outputs, filters = Path(settings.outputs_dir), settings.filters()
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
     sort = (settings.sort or "").removeprefix("-").replace(" ", "_")
     runs = keep(find_runs(outputs, filters.get("experiments"), metric=sort), filters)
     runs = _sorted(runs, sort, descending=(settings.sort or "").startswith("-")) if sort else runs
-    if settings.compare is not None:
-        chosen = [select(runs, name) for name in settings.compare]
-        if twice := [run.folder for run in chosen if [it.folder for it in chosen].count(run.folder) > 1]:
-            raise UserError(f"compare={settings.compare}: {twice[0]} is named twice; name another")
-        show(comparison_tables(chosen, show_all=settings.all, in_full=show is _print_columns))
-    elif settings.prune is not None:
-        _prune(runs, settings.prune, outputs, show, dry_run=settings.dry_run)
-    elif show is _print_columns:
+    if show is _print_columns:
         show([_columns(runs) if filters or sort else overview(runs, in_full=True)])
     else:
         show(list_tables(runs) if filters or sort else [overview(runs)])
@@ -176,6 +168,14 @@ def _shown(run: Run) -> Mapping[str, ResultRow]:
     return {name: row for name, row in run.scores.items() if name != TRAINING} or run.scores
 
 
+def score_text(row: ResultRow, *, in_full: bool = False) -> str:
+    """Format the number of a row, or its status; `in_full` is for programs."""
+    value = row.measurement.value
+    if value is None:
+        return row.measurement.status if in_full else status_name(row.measurement.status)
+    return repr(value) if in_full else format_number(value)
+
+
 def _score_key(evaluation: str, row: ResultRow) -> tuple[str, str]:
     measurement = row.measurement
     settings = measurement.settings
@@ -221,58 +221,3 @@ def _size(num_bytes: int, *, in_full: bool = False) -> str:
     if in_full:
         return str(num_bytes)
     return f"{num_bytes / MIB:,.0f}" if num_bytes >= 10 * MIB else f"{num_bytes / MIB:.1f}"
-
-
-def _prune(
-    runs: Sequence[Run], kind: str, outputs: Path, show: Callable[[Iterable[Table]], None], *, dry_run: bool
-) -> None:
-    pruning = plan_pruning(runs, kind, outputs)
-    in_full = show is _print_columns
-    show([pruning_table(pruning, kind, dry_run=dry_run, in_full=in_full)])
-    if dry_run:
-        return
-    gone, num_bytes = 0, 0
-    left: list[Path] = []
-    for removal, reason in remove(pruning, kind, outputs):
-        if reason:
-            print(printable(f"left: {removal.run.folder}: {reason}"), file=sys.stderr)
-            left.append(removal.run.folder)
-        else:
-            gone, num_bytes = gone + 1, num_bytes + removal.num_bytes
-    print(f"removed: {_counted(gone)}, {_size(num_bytes)} MiB", file=sys.stderr if in_full else sys.stdout)
-    if left:
-        raise UserError(f"prune={kind}: {_counted(len(left))} left, {left[0]} first; see the reasons above")
-
-
-def pruning_table(pruning: Pruning, kind: str, *, dry_run: bool, in_full: bool = False) -> Table:
-    is_whole = kind in ("unfinished", "failed")
-    lines = [
-        [
-            *([str(it.run.folder), str(it.num_bytes)] if in_full else [*_labels(it.run)[:-1], _size(it.num_bytes)]),
-            *([it.loss] if is_whole else []),
-        ]
-        for it in pruning.removals
-    ]
-    lost = ["lost"] if is_whole else []
-    headers = ["path", "bytes", *lost] if in_full else [*LABELS, *lost]
-    num_bytes = sum(removal.num_bytes for removal in pruning.removals)
-    would = "would be removed" if dry_run else "to remove"
-    what = "" if is_whole else f"{'checkpoints' if kind == 'checkpoints' else 'weights'} of "
-    notes = [f"{would}: {what}{_counted(len(lines))}, {_size(num_bytes)} MiB."]
-    notes += [f"Lost with them: {LOST[kind]}."] if lines else []
-    notes += [
-        f"{removal.run.hash} stays with files that are not attnbench's: {', '.join(removal.remains[:MAX_NOTES])}."
-        for removal in pruning.removals
-        if removal.remains
-    ]
-    notes += [f"Stays: {_named(kept)}: {reason}." for reason, kept in pruning.kept.items()]
-    notes += ["dry_run=false removes them."] if dry_run and lines else []
-    return Table(title="" if in_full else kind, headers=headers, lines=lines, notes=notes, num_labels=2)
-
-
-def _named(runs: Sequence[Run]) -> str:
-    return runs[0].folder.name if len(runs) == 1 else f"{len(runs)} folders, {runs[0].folder.name} first"
-
-
-def _counted(number: int) -> str:
-    return "1 folder" if number == 1 else f"{number} folders"

@@ -1,4 +1,4 @@
-"""Names of checkpoints and of their files, and the removal of a checkpoint. attnbench runs needs them without torch."""
+"""Names of checkpoints and of their files, and the removal of a checkpoint."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,6 @@ NUMBER = r"([0-9]{8}|[1-9][0-9]{8,})"
 WHOLE = rf"(final|({STEP}|{BEST})-{NUMBER})"
 UNFINISHED = re.compile(rf"\.{WHOLE}\.(partial|removed)")
 """Names of a checkpoint while it is written, and while it is removed."""
-CHECKPOINT = re.compile(rf"{WHOLE}|{UNFINISHED.pattern}")
 
 
 def is_own_file(path: Path) -> bool:

@@ -139,12 +139,7 @@ def half_replaced(folder: Path) -> list[Path]:
     named = re.compile(rf"\.({FILES.pattern}|{PLAN_FILES.pattern})\.[0-9]+\.new")
     found = [path for path in folder.glob(".*.new") if named.fullmatch(path.name)]
     found += [path for path in folder.glob("results/.*") if re.fullmatch(r"\..+\.jsonl\.[0-9]+\.new", path.name)]
-    return [path for path in found if is_file(path)]
-
-
-def is_file(path: Path) -> bool:
-    """Tell if it is a regular file and not a link."""
-    return path.is_file() and not path.is_symlink()
+    return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:

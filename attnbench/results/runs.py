@@ -55,7 +55,7 @@ class Run:
     hash: str
     seed: int | None
     is_cell: bool
-    """It lies in cells/; its checkpoint is not read once it has results."""
+    """It lies in cells/."""
     status: str
     """See settings.runs.STATUSES."""
     reason: str = ""
@@ -122,11 +122,10 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _run_folders(path, depth - 1)
 
 
-def read_run(folder: Path, experiment: str, *, is_held: bool = False, metric: str = "") -> Run:
+def read_run(folder: Path, experiment: str, *, metric: str = "") -> Run:
     """Read one folder, also a locked or altered one.
 
     Args:
-        is_held: by this process.
         metric: see `find_runs`.
     """
     named = NAME.fullmatch(folder.name)
@@ -134,7 +133,7 @@ def read_run(folder: Path, experiment: str, *, is_held: bool = False, metric: st
     sizes = dict(_files(folder))
     scores, fault = _scores(folder, sizes, metric)
     steps = [STEP.fullmatch(path.name) for path in {path.parent for path in sizes}]
-    holder, failure = "" if is_held else folder_holder(folder), _first_line(folder / "failed.txt")
+    holder, failure = folder_holder(folder), _first_line(folder / "failed.txt")
     status, reason = (
         ("running", holder)
         if holder
@@ -260,29 +259,6 @@ def _is_of_evaluation(run: Run, evaluation: str) -> bool:
     if run.scores:
         return evaluation in run.scores
     return run.what.startswith(f"{evaluation}-") if run.is_cell else evaluation == TRAINING
-
-
-def select(runs: Sequence[Run], name: str) -> Run:
-    """Find a run by its path, name or hash, or the beginning of these.
-
-    Raises:
-        UserError: there is none, or several.
-    """
-    path = Path(name).resolve()
-    exact = [run for run in runs if run.folder.resolve() == path or name in (run.folder.name, run.hash)]
-    named = [run for run in runs if run.folder.name.startswith(name) or run.hash.startswith(name)] if name else []
-    meant = exact or named
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        shown = [f"{run.experiment}/{run.folder.name}" for run in meant[:MAX_NEAR]]
-        more = [f"{len(meant) - MAX_NEAR} more"] if len(meant) > MAX_NEAR else []
-        way_out = "a longer beginning, or the path of one, says which" if not exact else "the path of one says which"
-        raise UserError(f"compare: {name} is {', '.join([*shown, *more])}; {way_out}")
-    beginnings = {text[: len(name)]: text for run in runs for text in (run.folder.name, run.hash)}
-    near = difflib.get_close_matches(name, beginnings, n=MAX_NEAR, cutoff=0.6)
-    shown = f"near it: {', '.join(beginnings[it] for it in near)}" if near else "attnbench runs lists them"
-    raise UserError(f"compare: {name} is no run; {shown}")
 
 
 def _near(name: str, known: Iterable[str]) -> str:

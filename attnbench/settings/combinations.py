@@ -9,7 +9,6 @@ from attnbench.settings.schema import (
     CORPORA,
     LOOKS,
     MAX_PAIRED,
-    PRUNED,
     SELECTION_SEED,
     STATUSES,
     ClaimSettings,
@@ -217,10 +216,3 @@ def check_runs(settings: RunsSettings) -> None:
     for status in settings.filters().get("status", []):
         if status not in STATUSES:
             raise UserError(f"status={status}: must be one of {', '.join(STATUSES)}")
-    if settings.compare is not None:
-        if len(settings.compare) < 2:
-            raise UserError(f"compare={settings.compare}: must name two runs or more, compare=[A,B]")
-        if settings.prune is not None:
-            raise UserError(f"compare={settings.compare} with prune={settings.prune}: do one after the other")
-    if not settings.dry_run and settings.prune is None:
-        raise UserError(f"dry_run=false: removes nothing without prune=; it is one of {', '.join(PRUNED)}")

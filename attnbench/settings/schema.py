@@ -410,10 +410,6 @@ class GenerationSettings:
 STATUSES = ("finished", "unfinished", "failed", "running", "damaged")
 """States of a folder; damaged: its results cannot be read or were altered."""
 
-PRUNED = ("unfinished", "failed", "checkpoints", "weights")
-"""Kinds of files to remove: folders without finished results, unneeded checkpoints, and weights of language models,
-which attnbench evaluate and generate read."""
-
 
 @dataclass(slots=True, kw_only=True)
 class RunsSettings:
@@ -424,15 +420,8 @@ class RunsSettings:
     evaluation: str | list[str] | None
     """Only runs with results of these, or of `training`; null: all."""
     status: str | list[str] | None
-    compare: list[str] | None
-    """Runs, by path, name, or an unambiguous beginning of a name or hash."""
-    all: bool
-    """Show all scores and settings of the compared runs."""
     sort: str | None
     """A column, or a metric; with "-" before it the largest comes first."""
-    prune: str | None = setting(choices=PRUNED)
-    dry_run: bool
-    """Name the files that would be removed."""
     outputs_dir: str
 
     def filters(self) -> dict[str, list[str]]:

@@ -18,9 +18,7 @@ from attnbench.comparison import execute as run_model
 from attnbench.evals import perplexity
 from attnbench.model import stored
 from attnbench.report.terminal import print_summary
-from attnbench.results.pruning import plan_pruning, remove
 from attnbench.results.row_files import read_results
-from attnbench.results.runs import find_runs
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.training import job as training_job
@@ -192,18 +190,17 @@ def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, c
     assert "has no finished training" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_runs_py_removes_meanwhile_is_one_line_and_results_stay(folder, monkeypatch, capsys):
+def test_a_checkpoint_that_is_removed_meanwhile_is_one_line_and_results_stay(folder, monkeypatch, capsys):
     assert evaluate(monkeypatch, folder) is None
     before = {path: path.read_bytes() for path in folder.glob("results/*")}
     reopen = run_model.reopen
 
-    def pruned_since(*given):
-        opened, outputs = reopen(*given), folder.parents[1]
-        [(_, reason)] = remove(plan_pruning(find_runs(outputs), "weights", outputs), "weights", outputs)
-        assert reason == ""
+    def removed_since(*given):
+        opened = reopen(*given)
+        shutil.rmtree(folder / "checkpoint")
         return opened
 
-    monkeypatch.setattr(run_model, "reopen", pruned_since)
+    monkeypatch.setattr(run_model, "reopen", removed_since)
     capsys.readouterr()
     assert evaluate(monkeypatch, folder, "rerun=true") == 1
     [error] = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("error", "Traceback"))]

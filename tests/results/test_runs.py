@@ -1,8 +1,7 @@
-"""Runs on disk: found, read whatever their state, named by a beginning, and removed without harm to anything else."""
+"""Runs on disk: found, and read whatever their state."""
 
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +12,11 @@ from scripts_here import run_here
 from small import identity_of
 
 from attnbench.machine.locks import folder_lock
-from attnbench.results import pruning as pruning_module
-from attnbench.results.pruning import Pruning, plan_pruning, remove
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
-from attnbench.results.runs import Run, find_runs, keep, select
+from attnbench.results.runs import Run, find_runs, keep
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import PRUNED
 
 SCORES = {
     "perplexity": [
@@ -104,16 +100,12 @@ def outputs(tmp_path) -> Path:
 
 
 def named(outputs: Path, digits: str) -> Run:
-    return select(find_runs(outputs), digits)
+    [run] = [it for it in find_runs(outputs) if it.hash.startswith(digits)]
+    return run
 
 
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def carried_out(outputs: Path, kind: str) -> tuple[Pruning, list[str]]:
-    pruning = plan_pruning(find_runs(outputs), kind, outputs)
-    return pruning, [reason for _, reason in remove(pruning, kind, outputs)]
 
 
 def test_runs_are_listed_by_experiment_the_oldest_first(outputs):
@@ -223,203 +215,12 @@ def test_runs_are_kept_by_variant_evaluation_and_status(outputs):
         find_runs(outputs / "nowhere")
 
 
-def test_a_run_is_named_by_its_path_or_any_beginning_that_is_its_own(outputs):
-    runs = find_runs(outputs)
-    folder = outputs / "demo" / "softmax-4m-T32-seed0-11110000"
-    for name in ("1", "11110000", folder.name, "softmax-4m-T32-seed0", str(folder)):
-        assert select(runs, name).folder == folder
-    (outputs / "RUN").symlink_to(folder)
-    assert select(runs, str(outputs / "RUN")).folder == folder
-    with pytest.raises(UserError, match=r"2222 is demo/linear-4m-T32-seed0-22220000, demo/linear.*longer beginning"):
-        select(runs, "2222")
-    with pytest.raises(UserError, match=r"11111 is no run; near it: 1111"):
-        select(runs, "11111")
-    with pytest.raises(UserError, match=r"compare: zzz is no run"):
-        select(runs, "zzz")
-
-
-def test_unfinished_folders_go_and_nothing_else(outputs):
-    before = everything(outputs)
-    pruning, reasons = carried_out(outputs, "unfinished")
-    gone = {removal.run.hash: removal.loss for removal in pruning.removals}
-    assert gone == {"22221111": "640 steps", "33331111": "no step kept"}
-    assert reasons == ["", ""]
-    after = everything(outputs)
-    assert {path for path in before if path not in after} == {
-        path for path in before if "1111/" in path and "1111000" not in path
-    }
-    assert {run.hash for run in find_runs(outputs)} == {"11110000", "22220000", "33330000", "44440000"}
-    assert not (outputs / "demo" / "linear-4m-T32-seed1-22221111").exists()
-    assert before.items() >= after.items()
-
-
-def test_failed_folders_go_but_for_those_with_results(outputs):
-    scored = named(outputs, "22220000").folder
-    (scored / "failed.txt").write_text("DivergedError: at step 7\n")
-    pruning, reasons = carried_out(outputs, "failed")
-    assert [removal.run.hash for removal in pruning.removals] == ["44440000"]
-    assert "the disk" in pruning.removals[0].loss
-    assert [run.hash for run in pruning.kept["it holds results, or a finished training"]] == ["22220000"]
-    assert reasons == [""]
-    assert scored.exists()
-    assert not (outputs / "other" / "softmax-4m-T32-seed3-44440000").exists()
-
-
-def test_checkpoints_go_of_finished_cells_alone_and_weights_of_language_models(outputs):
-    pruning, _ = carried_out(outputs, "checkpoints")
-    assert [(removal.run.hash, removal.num_bytes) for removal in pruning.removals] == [("33330000", 2**20)]
-    cell = named(outputs, "33330000")
-    assert (cell.status, (cell.folder / "checkpoint").exists()) == ("finished", False)
-    assert (named(outputs, "11110000").folder / "checkpoint" / "final").exists()
-    pruning, _ = carried_out(outputs, "weights")
-    assert {(removal.run.hash, removal.num_bytes) for removal in pruning.removals} == {
-        ("11110000", 2**21),
-        ("22220000", 2**21),
-    }
-    assert {run.hash for kept in pruning.kept.values() for run in kept} == {"22221111", "44440000"}
-    assert named(outputs, "11110000").scores.keys() == {"training", "perplexity"}
-    assert (named(outputs, "22221111").folder / "checkpoint" / "step-00000640").exists()
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-def test_what_a_process_holds_is_not_touched(outputs, kind):
-    runs = find_runs(outputs)
-    before = everything(outputs)
-    with folder_lock(outputs / "demo", waits=False), folder_lock(outputs / "other", waits=False):
-        pruning = plan_pruning(runs, kind, outputs)
-        assert pruning.removals == []
-        assert all(reason.startswith(f"in use by pid {os.getpid()}") for reason in pruning.kept)
-        assert pruning.kept
-    # Between the plan and the removal a process has taken each.
-    pruning = plan_pruning(runs, kind, outputs)
-    assert pruning.removals
-    for removal in pruning.removals:
-        with folder_lock(removal.run.folder, waits=False):
-            ((_, reason),) = remove(Pruning(removals=[removal], kept={}), kind, outputs)
-            assert "in use by pid" in reason
-    assert everything(outputs) == before
-
-
-def test_a_run_that_was_gone_on_with_since_stays(outputs):
-    pruning = plan_pruning(find_runs(outputs), "unfinished", outputs)
-    for removal in pruning.removals:
-        (removal.run.folder / "failed.txt").write_text("UserError: since\n")
-    before = everything(outputs)
-    assert {reason for _, reason in remove(pruning, "unfinished", outputs)} == {"another command has gone on with it"}
-    assert everything(outputs) == before
-
-
-def test_what_is_not_attnbench_s_stays_and_is_named(outputs, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "precious.txt").write_text("precious")
-    folder = named(outputs, "22221111").folder
-    mine = [
-        "notes.txt",
-        "results/notes.txt",
-        "checkpoint/step-00000640.bak",
-        "checkpoint/best-notes.txt",
-        "plots/a.png",
-        ".x.1.new",
-        ".sketch.json.2.new/a.txt",
-        ".config.yaml.3.new/a.txt",
-    ]
-    for name in mine:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("mine")
-    (folder / ".train.log.4.new").write_text("of a process that died")
-    (folder / "checkpoint" / "linked").symlink_to(elsewhere)
-    (folder / "metrics.jsonl").symlink_to(elsewhere / "precious.txt")
-    pruning, reasons = carried_out(outputs, "unfinished")
-    (removal,) = [it for it in pruning.removals if it.run.hash == "22221111"]
-    assert set(removal.remains) >= {
-        "notes.txt",
-        "checkpoint/linked",
-        "metrics.jsonl",
-        "plots",
-        ".x.1.new",
-        ".config.yaml.3.new",
-    }
-    assert set(reasons) == {""}
-    assert [(folder / name).read_text() for name in mine] == ["mine"] * len(mine)
-    assert (elsewhere / "precious.txt").read_text() == "precious"
-    for name in ("config.yaml", ".train.log.4.new", "checkpoint/step-00000640"):
-        assert not (folder / name).exists()
-
-
-KINDS = {"unfinished": "22221111", "failed": "44440000", "checkpoints": "33330000", "weights": "11110000"}
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-@pytest.mark.parametrize("place", ["checkpoint/", "checkpoint/.step-00000007.removed/"])
-def test_a_run_with_a_file_of_the_user_s_in_a_checkpoint_stays_and_is_named(kind, place, outputs):
-    folder = named(outputs, KINDS[kind]).folder
-    if place == "checkpoint/":
-        place = f"checkpoint/{sorted((folder / 'checkpoint').iterdir())[0].name}/"
-    (folder / place / "plots").mkdir(parents=True)
-    (folder / place / "plots" / "a.png").write_text("mine")
-    before = everything(folder)
-    pruning, _ = carried_out(outputs, kind)
-    (kept,) = pruning.kept[f"{place}plots is not attnbench's; once it is moved, the rest can be removed"]
-    assert (kept.folder, everything(folder)) == (folder, before)
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-@pytest.mark.parametrize("linked", ["checkpoint", "checkpoint/one", "results"])
-def test_a_run_with_a_linked_checkpoint_or_results_stays_and_is_named(kind, linked, outputs, tmp_path_factory):
-    folder = named(outputs, KINDS[kind]).folder
-    if linked == "checkpoint/one":
-        linked = f"checkpoint/{sorted((folder / 'checkpoint').iterdir())[0].name}"
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "moved"
-    (folder / linked).rename(elsewhere)
-    (folder / linked).symlink_to(elsewhere)
-    before = everything(folder), everything(elsewhere)
-    pruning, _ = carried_out(outputs, kind)
-    (reason,) = [reason for reason, kept in pruning.kept.items() if folder in [run.folder for run in kept]]
-    assert reason == f"{linked} is a link, and links are not followed"
-    assert (everything(folder), everything(elsewhere)) == before
-
-
-def test_a_file_that_came_into_a_checkpoint_since_is_left(outputs, monkeypatch):
-    folder = named(outputs, "22221111").folder
-    rename = Path.rename
-
-    def with_notes(path, target):
-        rename(path, target)
-        (Path(target) / "notes.txt").write_text("mine")
-
-    monkeypatch.setattr(Path, "rename", with_notes)
-    _, reasons = carried_out(outputs, "unfinished")
-    assert reasons == ["", ""]
-    assert [path.read_text() for path in folder.rglob("*.txt")] == ["mine"]
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-def test_a_folder_that_only_looks_like_a_run_is_not_touched(tmp_path, kind):
-    for name in ("backup-20260101", "demo/cells/copy-linear-seed0-20260102"):
-        is_scored = kind in ("checkpoints", "weights")
-        folder = make_run(tmp_path, name, ["copy"] * is_scored, checkpoints=["final" if is_scored else "step-00000001"])
-        for path in folder.glob("results/*"):
-            path.rename(path.with_name("copy-12345678.jsonl"))
-        (folder / "config.yaml").write_text("my: config\n")
-        (folder / "failed.txt").write_text("it failed\n") if kind == "failed" else None
-    before = everything(tmp_path)
-    pruning, _ = carried_out(tmp_path, kind)
-    assert pruning.removals == []
-    assert list(pruning.kept) == ["no config.yaml or results file in it says that attnbench made it"]
-    assert everything(tmp_path) == before
-
-
 BAD = {
-    "prune=everything": "prune=everything: must be one of unfinished, failed, checkpoints, weights",
-    "dry_run=false": "dry_run=false: removes nothing without prune=",
-    "compare=[1111]": "must name two runs",
     "status=lost": "status=lost: must be one of finished",
     "foo=1": "foo=1: unknown setting",
     "nowhere": "experiment=nowhere: no runs in",
     "experiment=dmo": "near it: demo",
-    "compare=[1e10,1234]": "compare: 1e10 is no run",
     "outputs_dir=": "outputs_dir=: must name a folder",
-    "compare=[11110000,11110000]": "name another",
 }
 
 
@@ -430,30 +231,3 @@ def test_mistakes_are_one_line(outputs, word):
     assert code == 1
     assert BAD[word] in errors
     assert len(errors.strip().splitlines()) == 1
-
-
-def test_a_removal_that_the_disk_refuses_is_an_error_and_the_others_go_on(outputs, monkeypatch):
-    def refuse(path, remove=pruning_module._remove):
-        if "22221111" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        remove(path)
-
-    monkeypatch.setattr(pruning_module, "_remove", refuse)
-    code, said, errors = run_here("runs.py", "prune=unfinished", "dry_run=false", f"outputs_dir={outputs}")
-    assert code == 1
-    assert "removed: 1 folder" in errors
-    assert "Permission denied" in said + errors
-    assert re.search(r"error: prune=unfinished: 1 folder left, .* first; see the reasons above\n$", errors)
-    assert (outputs / "demo" / "linear-4m-T32-seed1-22221111").exists()
-
-
-def test_the_command_removes_only_when_asked_twice(outputs):
-    before = everything(outputs)
-    code, said, errors = run_here("runs.py", "prune=unfinished", f"outputs_dir={outputs}")
-    assert (code, everything(outputs)) == (0, before)
-    assert "would be removed: 2 folders" in errors
-    assert "dry_run=false removes them" in errors
-    assert re.search(r"linear-4m-T32-seed1-22221111\t\d+\t640 steps\n", said)
-    code, _, errors = run_here("runs.py", "prune=unfinished", "dry_run=false", f"outputs_dir={outputs}")
-    assert (code, "removed: 2 folders" in errors) == (0, True)
-    assert len(find_runs(outputs)) == 4

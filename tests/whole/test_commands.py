@@ -47,7 +47,6 @@ ELSEWHERE = {
     "attnbench compare plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
     "attnbench compare plan=recall_state": "test_recall_state.py composes it; its variants are of one ladder alone",
     "attnbench runs demo sort=perplexity": "test_runs_shown.py, by other metrics: runs of these tests have none",
-    "attnbench runs 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
     "python -m attnbench.export.lm_eval --model attnbench --model_args run=outputs/default/RUN --tasks wikitext": (
         "downloads; test_harness.py, on a local document"
     ),
@@ -257,10 +256,10 @@ def test_a_comparison_is_what_its_line_says(folder, compared, command):
 
 
 @of_command("attnbench runs")
-def test_runs_are_listed_and_removed(folder, trained, compared, command):
+def test_runs_are_listed(folder, trained, compared, command):
     words = words_of(command.partition("|")[0])
     last = call(folder, "runs", *words).splitlines()[0].split("\t")[-1]
-    assert last == ("lost" if "prune=unfinished" in words else "scores" if "demo" in words else "bytes")
+    assert last == ("scores" if "demo" in words else "bytes")
 
 
 @of_command("attnbench report")

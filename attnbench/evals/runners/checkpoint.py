@@ -50,7 +50,7 @@ class EvaluationJob(Job):
         """Return the row that says why the training failed; None where its checkpoint is there.
 
         Raises:
-            UserError: neither is there: attnbench runs may have removed the checkpoint.
+            UserError: neither is there: the checkpoint was removed.
         """
         if is_final(self.run.checkpoints):
             return None

@@ -7,7 +7,6 @@ show.
 import json
 import logging
 import math
-import random
 import re
 import shutil
 from collections import Counter
@@ -24,18 +23,17 @@ from attnbench.comparison.program import Driver
 from attnbench.comparison.search import Found, Score
 from attnbench.comparison.transfer import CarriedCells, read_cells, with_ending
 from attnbench.comparison.variants import Compose
-from attnbench.comparison.workers import run_here
 from attnbench.evals.runners.checkpoint import EvaluationJob
 from attnbench.evals.runners.system import SystemJob
 from attnbench.machine.environment import environment_id, timed_entries
 from attnbench.results.files import replace_file
 from attnbench.results.folder import config_text
 from attnbench.results.job import Job, measured_by
-from attnbench.results.row_files import parse_results, read_results
+from attnbench.results.row_files import parse_results
 from attnbench.results.rows import IMPORTED, MAX_NUMBER, Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_VARIANTS, ComparisonSettings
-from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded, read_bounded_bytes
+from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, parse_yaml, read_bounded_bytes
 from attnbench.training.job import Run
 from attnbench.verdict.axes import axes, is_chance
 
@@ -43,9 +41,6 @@ log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-6
 """Largest relative difference of perplexity or bits from the nats beside them."""
-
-CHECK_TOLERANCE = 0.05
-"""Largest difference of a score on another machine in `import_check`: absolute for accuracies, otherwise relative."""
 
 BY_EXECUTION = ("stack", "stack_too_large", "compiled")
 """Settings of rows that depend on the execution of a run."""
@@ -61,25 +56,24 @@ def import_for(settings: ComparisonSettings, compose: Compose, source: Path) -> 
     """Import runs into a plan's folder, which the caller holds; see `import_cells`."""
 
     def plan_in(outputs: Path) -> Comparison:
-        # All seeds that looks may add; a training of import_check is not logged to wandb.
-        plan, logger = replace(settings.plan, in_looks=False), replace(settings.logger, mode="none")
-        return Comparison(replace(settings, plan=plan, logger=logger, outputs_dir=str(outputs)), compose)
+        # All seeds that looks may add.
+        plan = replace(settings.plan, in_looks=False)
+        return Comparison(replace(settings, plan=plan, outputs_dir=str(outputs)), compose)
 
     folder = Path(settings.outputs_dir) / settings.plan.name
-    number = import_cells(source, folder, plan_in, check=settings.import_check)
+    number = import_cells(source, folder, plan_in)
     log.info(f"{number} results taken over from {source}")
 
 
-def import_cells(source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0) -> int:
+def import_cells(source: Path, folder: Path, plan_in: PlanIn) -> int:
     """Import the runs of a file of `export_cells` that have no results here; return the number of new results.
 
     Args:
         folder: of the experiment; held by the caller.
-        check: number of trainings that run again here and are compared before anything is written.
 
     Raises:
-        UserError: the file cannot be read, a run differs from the plan's own, a training that ran again has another
-            result, or a path here is a symbolic link. Nothing is written then.
+        UserError: the file cannot be read, a run differs from the plan's own, or a path here is a symbolic link.
+            Nothing is written then.
     """
     cells = read_cells(source)
     with _staging(folder) as staging:
@@ -92,9 +86,6 @@ def import_cells(source: Path, folder: Path, plan_in: PlanIn, *, check: int = 0)
         # The shorter trainings of a search are known from the results of those before.
         plan.carry_out(Driver(before=stager.stage), Found())
         marks = {"sha256": cells.sha256, "when": datetime.now(UTC).isoformat(timespec="seconds")}
-        if check:
-            marks["check"] = stager.check(plan, check)
-            log.info(f"import_check={check}: {marks['check']}")
         freeze = _freeze_to_take(cells, folder, plan)
         taken = stager.taken(marks)
         # First: if this process is killed, the next import finds no runs scored without it.
@@ -207,10 +198,8 @@ class _Stager:
         self.cells, self.folder, self.staged = cells, folder, staged
         self.found: set[str] = set()
         """Folders of the file that are the plan's."""
-        self.new: dict[str, Job] = {}
-        """Imported runs by folder."""
         self.files: dict[str, dict[str, str]] = {}
-        """Their texts, by folder and name."""
+        """Texts of imported runs, by folder and name."""
         self.num_results = 0
 
     def stage(self, cell: Job) -> None:
@@ -228,7 +217,6 @@ class _Stager:
         if files is not None and carried:
             environments = self._checked(name, files, carried)
             if new:
-                self.new[name] = cell
                 # The hash in the folder's name vouches for the plan's own.
                 config = cell.config() or {}
                 config |= {name: str(self.folder.parent) for name in ("outputs_dir",) if name in config}
@@ -317,51 +305,6 @@ class _Stager:
             check_together(rows, is_of_characters=is_text and run.corpus.tokenizer.kind == "characters")
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
-
-    def check(self, plan: Comparison, number: int) -> str:
-        """Train new runs again, drawn by the file's hash, compare, and return the outcome in words.
-
-        Raises:
-            UserError: one has another result, or failed.
-        """
-        trained = sorted(name for name, cell in self.new.items() if not cell.is_timed and cell.results.exists())
-        drawn = random.Random(self.cells.sha256).sample(trained, min(number, len(trained)))
-        if not drawn:
-            return "no training is new"
-        files = {name: [path for path in self.new[name].all_results if path.exists()] for name in drawn}
-        before = {name: {path: read_results(path) for path in files[name]} for name in drawn}
-        stamps = {name: parse_json(self.cells.folders[name]["environment.json"]) for name in drawn}
-        for name in drawn:
-            shutil.rmtree(self.new[name].folder)
-        stacks = [(self.new[name],) for name in drawn]
-        log.info(f"import_check={number}: {len(drawn)} of {len(trained)} trainings run again: {', '.join(drawn)}")
-        errors = [
-            f"{outcome.item[0].label}: {outcome.error}"
-            for outcome in run_here(
-                plan.settings, stacks, is_timed=False, log=self.staged.parent / "output.log", number=len(stacks)
-            )
-            if outcome.error is not None
-        ]
-        if errors:
-            raise UserError(f"import_check={number}: {errors[0]}; nothing is taken over")
-        kinds = []
-        for name in drawn:
-            now = parse_json(read_bounded(self.new[name].folder / "environment.json", MAX_JSON_BYTES))
-            is_same = timed_entries(now, is_lowered=True) == timed_entries(stamps[name], is_lowered=True)
-            for path, rows in before[name].items():
-                reason = compare_again(rows, read_results(path), is_same=is_same)
-                if reason is not None:
-                    raise UserError(
-                        f"import_check={number}: {name}: {reason}, on "
-                        f"{'the same kind of machine' if is_same else 'another kind of machine'}; nothing is taken over"
-                    )
-            kinds.append(is_same)
-        same = kinds.count(True)
-        words = [
-            f"{same} equal" if same else "",
-            f"{len(kinds) - same} within {CHECK_TOLERANCE}" if not all(kinds) else "",
-        ]
-        return f"{len(kinds)} of {len(trained)} trainings ran again: {', '.join(filter(None, words))}"
 
 
 def _parsed(cells: CarriedCells, path: str, text: str) -> dict[str, Any]:
@@ -490,35 +433,3 @@ def _marked(text: str, mark: dict[str, str]) -> str:
     rows, _, ending = text.rstrip("\n").rpartition("\n")
     content = json.loads(ending)
     return with_ending(f"{rows}\n", content | {IMPORTED: [*content.get(IMPORTED, []), mark]})
-
-
-def compare_again(before: Sequence[ResultRow], again: Sequence[ResultRow], *, is_same: bool) -> str | None:
-    """Name the first score in which a repeated training differs; None: there is none.
-
-    Args:
-        is_same: on the same kind of machine every number except speed and memory must be equal; on another, scores must
-            agree within CHECK_TOLERANCE, and steps and sequences are not compared.
-    """
-    timed = ("token/s", "s", "MiB", "ms")
-    skipped = timed if is_same else (*timed, "step", "sequence")
-
-    def place(row: ResultRow) -> tuple[str, str]:
-        settings = {name: it for name, it in row.measurement.settings.items() if name not in (IMPORTED, *BY_EXECUTION)}
-        return row.measurement.metric, json.dumps(settings, sort_keys=True)
-
-    counterparts = {place(row): row.measurement for row in again}
-    for row in (row for row in before if row.measurement.unit not in skipped):
-        was, now = row.measurement, counterparts.get(place(row))
-        if not is_same and was.metric in ("solved", "rise_share"):
-            continue
-        if now is None:
-            return f"{was.metric}: {was.value} was given, and the repeated training has no such row"
-        scale = 1.0 if is_share(was.metric) else max(abs(was.value or 0.0), 1e-12)
-        is_near = (
-            was.value is not None and now.value is not None and abs(was.value - now.value) <= CHECK_TOLERANCE * scale
-        )
-        is_equal = (was.value, was.status) == (now.value, now.status)
-        if not (is_equal or (is_near and not is_same)):
-            given, came_out = (row.status if row.value is None else row.value for row in (was, now))
-            return f"{was.metric}: {given} was given, and {came_out} came out"
-    return None

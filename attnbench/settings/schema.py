@@ -349,7 +349,6 @@ class ComparisonSettings:
     """File for the rows of all finished runs; nothing runs."""
     imported: str | None
     """File of such rows, made elsewhere, to take over first."""
-    import_check: int = setting(0, minimum=0)
     freeze: bool = False
     launcher: str = setting("local", choices=("local", "slurm"))
     slurm: SlurmSettings = field(default_factory=SlurmSettings)

@@ -94,7 +94,6 @@ def imported_sentence(rows: Iterable[ResultRow]) -> str:
         return ""
     files = [
         f"{it['cells']} on {it.get('when')} from the file of sha256 {str(it.get('sha256'))[:12]}"
-        f" ({it.get('check', 'none was trained again here')})"
         for it in found["files"]
     ]
     return f"Imported, not measured here: {found['cells']} of {found['of']} results, {'; '.join(files)}."

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 from probe_settings import probe_settings
-from small import comparison_settings, identity_of, in_this_process
+from small import comparison_settings, identity_of
 
 from attnbench.comparison import imports, transfer
-from attnbench.comparison import workers as running
-from attnbench.comparison.imports import check_together, check_value, compare_again, import_cells
+from attnbench.comparison.imports import check_together, check_value, import_cells
 from attnbench.comparison.program import ask_for
 from attnbench.comparison.search import scores_of_probe
 from attnbench.comparison.transfer import export_cells, with_ending
@@ -142,13 +141,13 @@ def test_a_path_that_is_no_cell_s_is_refused_and_nothing_written(path, exported,
     refused(lines, tmp_path, r"rows\.jsonl:3: not a line that export= writes")
 
 
-def refused(lines: list[str], tmp_path: Path, message: str, experiment: str = "outputs/other", check: int = 0) -> None:
+def refused(lines: list[str], tmp_path: Path, message: str, experiment: str = "outputs/other") -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("\n".join(lines))
     (tmp_path / experiment).mkdir(parents=True, exist_ok=True)
     before = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
     with pytest.raises(UserError, match=message):
-        import_cells(source, tmp_path / experiment, plan_in, check=check)
+        import_cells(source, tmp_path / experiment, plan_in)
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == before
 
 
@@ -357,34 +356,6 @@ def test_an_imported_cell_says_so_in_every_row_and_goes_on_saying_so(exported, c
     import_cells(tmp_path / "again.jsonl", tmp_path / "third", plan_in)
     marks = read_results(tmp_path / "third" / path.relative_to(tmp_path / "other"))[0].measurement.settings[IMPORTED]
     assert (marks[0], len(marks)) == (mark, 2)
-
-
-def test_an_import_check_trains_cells_again_and_refuses_other_numbers(
-    exported, cells, experiment, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(running, "run_in_processes", in_this_process)
-    checked = import_cells(exported, tmp_path / "other", plan_in, check=2)
-    path = tmp_path / "other" / cells[0].results.relative_to(experiment)
-    assert (checked, read_results(path)[0].measurement.settings[IMPORTED][0]["check"]) == (
-        2,
-        "2 of 2 trainings ran again: 2 equal",
-    )
-    lines, line = carried(exported, ".jsonl")
-    [score] = [row["value"] for row in map(json.loads, line["text"].splitlines()) if row.get("metric") == "selection"]
-    # As little as one answer more, which no other check can tell.
-    line["text"] = altered_row(line["text"], of="selection", value=score + 1e-4)
-    lines = [json.dumps(line) for line in lines]
-    refused(lines, tmp_path, "import_check=2: .*selection: .* was given, and .* came out", check=2)
-
-
-def test_a_check_on_another_machine_allows_what_it_says():
-    before = measured(perplexity=3.0)
-    assert compare_again(before, measured(perplexity=3.1), is_same=False) is None
-    assert "perplexity: 3.0 was given, and 3.2 came out" in str(
-        compare_again(before, measured(perplexity=3.2), is_same=False)
-    )
-    assert compare_again(before, measured(perplexity=3.0), is_same=True) is None
-    assert compare_again(before, measured(perplexity=3.0000001), is_same=True) is not None
 
 
 def test_what_is_exported_is_imported_long_results_too_and_beside_files_of_the_user(cells, experiment, tmp_path):

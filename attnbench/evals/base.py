@@ -1,4 +1,4 @@
-"""Interfaces of evaluations, classes whose fields are their settings.
+"""Interfaces of evaluations, whose fields are their settings.
 
 A `CheckpointEvaluation` reads a trained model. A `SystemEvaluation` measures its own models in a separate process. A
 `Probe` declares small models that are trained on synthetic data. A `bench.base.Bench` measures an operator.
@@ -71,7 +71,7 @@ class CheckpointEvaluation(Evaluation, ABC):
         """Yield each number as soon as it is known."""
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
-        """Yield rows without numbers in place of the compared scores after a failed training."""
+        """Yield rows without numbers after a failed training."""
         yield from ()
 
 
@@ -181,7 +181,7 @@ class Probe(Evaluation, ABC):
         return [self]
 
     def rate_source(self, task: "Probe") -> "Probe | None":
-        """Return another task whose rate this one takes over without a search; None: it searches."""
+        """Return another task whose rate this one takes over; None: it searches."""
         return None
 
     @property
@@ -203,7 +203,8 @@ class Probe(Evaluation, ABC):
 
     @property
     def parts(self) -> Sequence["Probe"]:
-        """Return the probe narrowed to the batches of each shape, in the order of an epoch; none: all have one."""
+        """Return the probe narrowed to the batches of each shape, in the order of an epoch; none: all have one
+        shape."""
         return ()
 
     @property
@@ -214,7 +215,7 @@ class Probe(Evaluation, ABC):
 
     @property
     def training(self) -> dict[str, Any]:
-        """Settings of the training that are not as usual for probes."""
+        """Settings of the training that are unusual for probes."""
         return {name: value for name in OF_TRAINING if (value := getattr(self, name)) is not None}
 
     @abstractmethod
@@ -243,7 +244,7 @@ class Probe(Evaluation, ABC):
         return {**own, **{name: getattr(self, name) for name in derived}, "mixer_options": self.mixer_options}
 
     def _model(self, width: int, head_width: int, feed_forward_width: int, name: str = "") -> ModelSettings:
-        # GPT-2's 0.02 is for a width of 768. In a narrow model scores would start so near to 0 that some seeds lose
+        # GPT-2's 0.02 is for a width of 768. Scores of a narrow model would start so near to 0 that some seeds lose
         # hundreds of steps.
         deviation = INITIAL_DEVIATION * (768 / width) ** 0.5
         return ModelSettings(
@@ -271,7 +272,7 @@ NOT_OF_TASK += ("embedding_dropout", "doubled_residual", "precision", *OF_TRAINI
 
 
 class SizedProbe(Probe, ABC):
-    """A probe whose models have one size, given by its options."""
+    """A probe whose models have one size."""
 
     width: int = option(64, "of the model", minimum=1)
     head_width: int = option(32, "channels a head", minimum=1)

@@ -1,4 +1,4 @@
-"""Speed of prefill and decoding, and the size of a sequence's state."""
+"""Speed of prefill and decoding, and size of the state."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -109,9 +109,8 @@ def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, re
 
 
 def time_decoding(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Timed) -> Times:
-    """Time one decoding step behind the tokens."""
     batch_size, length = tokens_BT.shape
-    # No longer than needed: attention reads the whole cache, filled or not.
+    # A short cache, because attention reads all of it, filled or not.
     num_untimed = CapturedCall.NUM_WARMUP + 1
     num_steps = num_untimed + repetition.warmup + repetition.repeats
     state = model.init_state(batch_size, length + num_steps, dtype)

@@ -86,7 +86,7 @@ class LadderCopy(LadderProbe):
             hash_B = hashes_in_split(split, row_B, lambda hash_R, row_R: symbols(hash_R, length_B[row_R]))
             symbols_BL, length_B1 = symbols(hash_B, length_B), length_B[:, None]
             is_label_BL = symbols_BL != ABSENT
-            # One position past the end takes what a shorter string does not have, and the last symbol of the copy.
+            # One position past the end takes the symbols that a shorter string lacks, and the copy's last symbol.
             tokens_BT = torch.full((len(hash_B), 2 * longest + 1), self.num_symbols + 1, device=device)
             tokens_BT[:, :longest] = symbols_BL.where(is_label_BL, self.num_symbols + 1)
             tokens_BT.scatter_(1, length_B1, self.num_symbols)

@@ -114,7 +114,7 @@ class Perplexity(CheckpointEvaluation):
         yield from score_rows(places, *scores)
 
     def _nats(self, model: LanguageModel, subject: Subject, split: str, length: int) -> tuple[Tensor, Tensor]:
-        """Return the nats of each token over all positions, and with full context."""
+        """Return nats over all positions, and with full context."""
         batch_size, (tokens_N, _) = max(1, self.batch_tokens // length), self._part(subject, split)
         tokens_N = tokens_N.to(subject.device)
 

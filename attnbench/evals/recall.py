@@ -110,8 +110,8 @@ class Recall(CellProbe):
 def published_bytes(model: LanguageModel) -> int:
     """Return the bytes of a state as Arora et al. (2024) count them, in their figure 2; 0 without one of fixed size.
 
-    They count one layer's memory in float32 and three numbers a channel for its convolution, whether it has one or
-    not; where two layers have a memory, as of Mamba-2, these alone.
+    They count one layer's memory in float32 and three numbers a channel for its convolution, whether it has one or not;
+    if two layers have a memory, as of Mamba-2, these alone.
     """
     mixers = [block.mixer for block in model.layers if block.mixer.state_memory]
     if model.backend_without_state or not mixers:

@@ -56,7 +56,7 @@ class Adapter(Mixer):
             raise UserError(f"{self.words}: has no parameters, and a mixer is a layer that is trained")
 
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Copy parameters and buffers of a new layer, built with torch's generator seeded as this one was."""
+        """Copy parameters and buffers of a new layer, built with torch's generator seeded by this one."""
         fresh = self._fresh(generator.initial_seed())
         with torch.no_grad():
             present, new = ([*layer.parameters(), *layer.buffers()] for layer in (self.inner, fresh))
@@ -88,8 +88,8 @@ class Adapter(Mixer):
         """Count the layer's dispatched operations beyond one use of each matrix a position; of T × T forms the half.
         None: an operator that cannot be counted, or a layer that does not run on the meta device."""
         sizes = {size for x in (*self.parameters(), *self.buffers()) for size in x.shape}
-        # OperationCounter needs a prime that divides no width. The count a position is extrapolated from the nearest
-        # two such lengths; a short sequence is counted as it is.
+        # OperationCounter needs a prime that divides no width. The count is extrapolated from the nearest two such
+        # lengths; that of a short sequence is exact.
         primes = [n for n in range(length, 2, -1) if _is_prime(n) and all(size % n for size in sizes)][:2]
         near, far = primes if len(primes) == 2 else [length, length]
         try:
@@ -128,7 +128,7 @@ def _is_prime(number: int) -> bool:
 
 def layer_options(cls: type, options: Mapping[str, Any] | None, from_model: Mapping[str, Any]) -> dict[str, Any]:
     """Return a layer's constructor arguments: its options, and the model's sizes that its signature names. Raise
-    UserError for an option that it does not name, or of another type."""
+    UserError for an unknown option, or one of another type."""
     named, options = inspect.signature(cls).parameters, dict(options or {})
     given = {name: value for name, value in from_model.items() if name in named and name not in options}
     has_width = "dim" not in from_model or any(name in named for name in WIDTH_NAMES)

@@ -1,4 +1,4 @@
-"""Parts around the mixing, which `Shell` puts together with an option for each."""
+"""Parts around the mixing, each an option of `Shell`."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, get_args
@@ -104,8 +104,7 @@ class RotaryPositions(nn.Module):
 
 
 class GatedOutput(nn.Module):
-    """An optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), of low rank with `gate_rank`, and the projection to
-    D."""
+    """An optional gate, y × silu(gate(x)) or y × sigmoid(gate(x)), of rank `gate_rank`, and the projection to D."""
 
     def __init__(self, dim: int, width: int, *, gate: Gate, gate_rank: int | None = None) -> None:
         super().__init__()
@@ -124,5 +123,5 @@ class GatedOutput(nn.Module):
 
 
 def by_heads(parts: Iterable[Tensor], width: int) -> list[Tensor]:
-    """Split channels (B, T, H × width) of each tensor into heads, (B, T, H, width)."""
+    """Split channels (B, T, H × width) into heads, (B, T, H, width)."""
     return [part.unflatten(-1, (-1, width)) for part in parts]

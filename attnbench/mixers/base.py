@@ -173,7 +173,7 @@ def state_bytes(state: State) -> int:
 
 
 def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
-    """Return `num_heads`, or by default the number of heads that fill the model's width."""
+    """Return `num_heads`, or by default the heads that fill the model's width."""
     if num_heads is not None:
         if num_heads < 1:
             raise UserError(f"attn.num_heads={num_heads}: must be at least 1")
@@ -188,7 +188,6 @@ def head_count(num_heads: int | None, dim: int, head_width: int) -> int:
 
 
 def expanded(head_width: int, value_expansion: float) -> int:
-    """Return the value channels a head."""
     width = round(head_width * value_expansion)
     if width < 1 or width != head_width * value_expansion:
         raise UserError(f"attn.value_expansion={value_expansion}: times head_width={head_width} must be a whole number")
@@ -201,6 +200,6 @@ def expansions(options: dict[str, Any], *, dim: int, head_width: int) -> list[di
     return [
         {"value_expansion": width // key_width if width % key_width == 0 else width / key_width}
         for width in range(1, dim + 1)
-        # The constructor wants whole channels, which rounding of the quotient can miss.
+        # The constructor wants whole channels, which the rounded quotient can miss.
         if key_width * (width / key_width) == width
     ]

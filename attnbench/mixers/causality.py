@@ -1,4 +1,4 @@
-"""Causality of a mixer: a search for later positions in its outputs, before it is trained."""
+"""Search for later positions in a mixer's outputs, before it is trained."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -27,10 +27,9 @@ Fourier transform rounds, as does subtracting a maximum."""
 def seen_of_the_future(
     mixer: Mixer, dim: int, length: int, precision: str = "float32", *, is_exact: bool = False
 ) -> str:
-    """Describe the later positions that an output depends on, or return an empty string.
+    """Describe the later positions that an output depends on, or return an empty string. Raises ReturnError.
 
-    Raises ReturnError if the mixer does not return (y, state) with y of the input's shape, or differs between two
-    calls. `is_exact` allows no rounding, such as that of a sum from which a later position is subtracted.
+    `is_exact` allows no rounding, such as that of a sum from which a later position is subtracted.
     """
     x_BTD = input_of(mixer, length, dim)
     x_BTD.requires_grad_()

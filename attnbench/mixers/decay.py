@@ -2,7 +2,7 @@
 
     log a_t = -exp(log_rate) softplus(hidden_t + bias), not below -MAX_FORGETTING
 
-The rate is a number a head or channel, hidden_t a projection of the input; softplus gives the time step.
+The rate is a number a head or channel, hidden_t a projection of the input, and the softplus the time step.
 """
 
 import math
@@ -49,5 +49,5 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
 
 
 def inverse_softplus(step: Tensor) -> Tensor:
-    """Return log(exp(step) - 1), written so that a small step loses no digits."""
+    """log(exp(step) - 1) loses digits of a small step."""
     return step + (-torch.expm1(-step)).log()

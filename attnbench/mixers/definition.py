@@ -86,7 +86,7 @@ class Computed(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Deviation:
-    """Relative errors |a - b| / |b| of a backend, a, against the definition, b."""
+    """Relative errors of a backend against the definition, see relative_errors.py."""
 
     output: float
     input_gradient: float
@@ -109,8 +109,7 @@ def limits(tolerance: float) -> dict[str, float]:
 
 
 def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
-    """Compute the mixer's `reference` and its gradients in float64, on the CPU: it has thousands of small
-    operations."""
+    """Compute `reference` and its gradients in float64, on the CPU: it has thousands of small operations."""
     where = next(mixer.parameters()).device if mixer.defines_itself else torch.device("cpu")
     wide = copy.deepcopy(mixer).to(where, torch.float64)
     x_BTD, weight_BTD = (x.double() for x in example(length, case.model.dim, where, case.input_scale))
@@ -130,8 +129,8 @@ def by_definition(mixer: Mixer, length: int, case: Case = USUAL) -> Computed:
 
 
 def by_backend(mixer: Mixer, length: int, precision: str, case: Case = USUAL) -> Computed:
-    """Compute the mixer's training forward and its gradients as a model does in `precision`. Weights in float64 or
-    bfloat16 stay so."""
+    """Compute the training forward and its gradients as a model does in `precision`. Weights in float64 or bfloat16
+    stay so."""
     return _in_precision(mixer, lambda x_BTD: checked_return(mixer(x_BTD), x_BTD)[0], length, precision, case)
 
 
@@ -142,7 +141,7 @@ def by_rounded_definition(mixer: Mixer, length: int, precision: str, case: Case 
 def deviation(
     mixer: Mixer, length: int, precision: str, case: Case = USUAL, expected: Computed | None = None
 ) -> Deviation:
-    """Compare the mixer's backend with its definition; `expected` is its `by_definition`, if already computed."""
+    """Compare the mixer's backend with its definition, `expected` if already computed."""
     actual = by_backend(mixer, length, precision, case)
     expected = by_definition(mixer, length, case) if expected is None else expected
     plain, allowed = compare(actual, expected, case), limits(TOLERANCES[precision] * case.slack)
@@ -212,7 +211,7 @@ def _computed(mixer: Mixer, x_BTD: Tensor, output_BTD: Tensor, weight_BTD: Tenso
 
 
 def compare(actual: Computed, expected: Computed, case: Case = USUAL, rounded: Computed | None = None) -> Deviation:
-    """Return the relative errors of a backend; `rounded`, a `by_rounded_definition`, excuses some."""
+    """`rounded`, a `by_rounded_definition`, excuses some errors."""
     least = 1.0 if expected.output_BTD.shape[1] == 1 else SMALLEST_MATRIX
     by_name = {
         name: parameter_error(

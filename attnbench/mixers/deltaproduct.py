@@ -63,7 +63,7 @@ class DeltaProduct(GatedDeltaNet):
         return (query, self._by_sub_steps(key), self._by_sub_steps(value), *signals), gate_BTD
 
     def _by_sub_steps(self, x_BTC: Tensor) -> Tensor:
-        """Lay the heads of all sub-steps, (B, T, nH, ...), out as the operator takes them, (B, nT, H, ...)."""
+        """Lay out (B, T, nH, ...) as the operator takes it, (B, nT, H, ...)."""
         if self.num_steps == 1:
             return x_BTC
         return x_BTC.unflatten(2, (self.num_steps, self.heads)).flatten(1, 2)

@@ -41,7 +41,7 @@ class EFLA(DeltaNet):
 
 
 def exact_strength(beta_BTH: Tensor, key_BTHK: Tensor) -> Tensor:
-    """Return b' = (1 - exp(-b k.k)) / k.k, in the dtype of b; b itself for a key of 0."""
+    """Return b', in the dtype of b; b itself for a key of 0."""
     square_BTH = key_BTHK.to(beta_BTH.dtype).square().sum(-1)
     time_BTH = beta_BTH * square_BTH
     # Near 0 a series, as the quotient's gradient loses digits. The branch not taken must be finite: its NaN would reach

@@ -65,7 +65,7 @@ class FlaLayer(Adapter):
         return self.layer_class(**self.options)
 
     def mixing_flops(self, length: int) -> None:
-        """Return None: torch dispatches none of its kernels."""
+        """Torch dispatches none of its kernels."""
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         return self.inner(x_BTD)[0].to(x_BTD.dtype)

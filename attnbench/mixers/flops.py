@@ -1,4 +1,4 @@
-"""Operations of a mixer's definition, counted as torch dispatches them, for `mixing_flops` and to check it."""
+"""Operations of a mixer's definition, counted as torch dispatches them, for `mixing_flops` and its check."""
 
 import math
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class UncountableError(Exception): ...
 
 
 class Products(TorchDispatchMode):
-    """Sum of torch's formulas while entered, as FlopCounterMode, which imports torch.compile."""
+    """Sum of torch's formulas, without FlopCounterMode, which imports torch.compile."""
 
     flops = 0
 
@@ -57,8 +57,8 @@ class OperationCounter(TorchDispatchMode):
     """Add up, while entered, the operations of products, by torch's formulas, and of single elements.
 
     Args:
-        length: number of positions, a prime that divides no other size. A tensor whose size it divides twice holds all
-            pairs of positions; only the causal ones are counted.
+        length: positions, a prime that divides no other size. A tensor whose size it divides twice holds all pairs of
+            positions; only the causal ones are counted.
     """
 
     def __init__(self, length: int) -> None:
@@ -107,8 +107,7 @@ class OperationCounter(TorchDispatchMode):
 
 def counted_mixing(mixer: Mixer, length: int, dim: int) -> float:
     """Count operations of `mixer.reference` on one sequence, without those that a model counts itself: each matrix once
-    a position, and elementwise work of norms and gates. Raise UncountableError for an operator that torch has no
-    formula for."""
+    a position, and elementwise work of norms and gates. Raise UncountableError for an operator without a formula."""
     weight = next(mixer.parameters())
     x_BTD = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(0)).to(weight)
     matrices = sum(

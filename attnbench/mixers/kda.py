@@ -73,7 +73,6 @@ class KimiDeltaAttention(RecurrentMixer):
         return log_decay_BTHK, *self.strengths(x_BTD)
 
     def add_strengths(self) -> None:
-        """Create the maps of `strengths`."""
         self.beta = Projection(self.dim, self.heads)
 
     def strengths(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Layers that several mixers and the model share: projection, norm, feed-forward, short convolution."""
+"""Layers that several mixers and the model share."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -65,7 +65,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Compiled, torch's norm is fused with its neighbours, and its trace can be cached.
+        # Compiled, torch's norm is fused with its neighbours and its trace cached.
         if torch.compiler.is_compiling():
             return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
         if x.device.type == "cpu":
@@ -98,7 +98,7 @@ class LayerNorm(nn.Module):
 
 
 class _RMSNormCPU(torch.autograd.Function):
-    """RMSNorm in few passes over memory, for a CPU: torch's takes twice as long there.
+    """RMSNorm in half of the time that torch's passes over memory take on a CPU.
 
     With n = x r, r = 1 / sqrt(mean(x²) + eps) and g = dL/dy, row by row:
 

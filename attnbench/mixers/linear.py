@@ -56,7 +56,7 @@ class LinearAttention(RecurrentMixer):
         return (feature(query, self.feature_map), feature(key, self.feature_map), value, angles), x_BTD
 
     def packed_inputs(self, x_BTD: Tensor, state: State | None, angles: Tensor | None) -> tuple[Any, ...]:
-        """Return query, key and value side by side, the angles, and the feature map that our kernel has to apply."""
+        """Return query, key and value side by side, the angles, and the feature map that our kernel applies."""
         if not self.qk_norm and self.feature_map != "softmax":
             history_BWC = None if state is None else state.history_BWC
             return self.query_key_value.packed(x_BTD, history_BWC), angles, self.feature_map

@@ -18,7 +18,7 @@ class LSTMState(NamedTuple):
 
 @torch.compiler.disable
 def _lstm(x_BTD: Tensor, hidden_BC: Tensor, cell_BC: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
-    """Run torch's kernel outside of compiled graphs: in them torch writes out every position, for minutes."""
+    """Run torch's kernel outside of compiled graphs, in which torch writes out every position, for minutes."""
     # cuDNN wants the weights in one piece.
     flat = torch.cat([weight.flatten() for weight in weights])
     sizes = [weight.numel() for weight in weights]
@@ -96,5 +96,5 @@ class LSTM(MixerOptions):
         return LSTMState(*(torch.zeros(batch_size, self.dim, **like) for _ in range(2)))
 
     def mixing_flops(self, length: int) -> int:
-        """Count sums of gates and products of single channels; the model counts both matrices, once a position."""
+        """The model counts both matrices, once a position."""
         return length * 8 * self.dim

@@ -71,7 +71,7 @@ class Mamba(MixerOptions):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator, num_branches: int) -> None:
-        """Draw the published weights: rates of 1 to state_width in each channel, log-uniform steps of 0.001 to 0.1."""
+        """Published: rates of 1 to state_width in each channel, log-uniform steps of 0.001 to 0.1."""
         for parameter, bound in ((self.step_weight, self.rank**-0.5), (self.convolution_bias, TAPS**-0.5)):
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
         self.step_bias.copy_(inverse_softplus(0.001 * 100 ** torch.rand(self.width, generator=generator)))
@@ -131,8 +131,8 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Return y of all positions, (B, T, C), and the last memory.
 
-    Each chunk runs from an empty memory, all chunks side by side. Then the last memories are carried from chunk to
-    chunk, and what a chunk began with is added to each of its positions, by its decay up to there.
+    All chunks run side by side from an empty memory. Then the last memories are carried from chunk to chunk, and each
+    position gets its chunk's first memory, decayed up to there.
     """
     length = step_BTC.shape[1]
     size = min(CHUNK, length)
@@ -156,7 +156,7 @@ def selective_scan(
 def _carry(decay_NBKC: Tensor, addition_NBKC: Tensor, memory_BKC: Tensor) -> Tensor:
     """Return the memories before every chunk and after the last, (N + 1, B, K, C)."""
     decay_NBX, addition_NBX = decay_NBKC.flatten(2), addition_NBKC.flatten(2)
-    # What is added depends on no memory, so the scan has chunks without positions.
+    # Additions depend on no memory, so the scan has chunks without positions.
     no_key, no_write = (
         addition_NBX.new_zeros(*addition_NBX.shape[:2], 0, width) for width in (addition_NBX.shape[2], 1)
     )

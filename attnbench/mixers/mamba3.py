@@ -36,7 +36,7 @@ class Mamba3State(NamedTuple):
 
 
 class Shifted(nn.Module):
-    """Add a bias of each head to what all heads share: norm(x) + bias, (B, T, 1, K) to (B, T, H, K)."""
+    """norm(x) + bias of each head, (B, T, 1, K) to (B, T, H, K)."""
 
     def __init__(self, norm: nn.Module, num_heads: int, width: int) -> None:
         super().__init__()

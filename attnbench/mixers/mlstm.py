@@ -16,8 +16,6 @@ from attnbench.settings.options import option
 
 
 class MLSTMState(NamedTuple):
-    """Memory of the past, all of it times exp(-maximum)."""
-
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     maximum_BH: Tensor

@@ -19,8 +19,8 @@ class Module(Adapter):
     """A layer of the user's without any part of attnbench around it: a function of (B, T, D) alone.
 
     Args:
-        path: package:Class, found on PYTHONPATH. Named on this command line, or in a yaml of its --config-dir, or a
-            checkpoint with it is refused.
+        path: package:Class, found on PYTHONPATH. A checkpoint with it is refused unless this command line, or a yaml of
+            its --config-dir, names it.
         options: of its constructor, checked against its signature. The model gives its width, `head_width`, `layer` and
             `num_layers` to a signature that names them.
     """

@@ -11,7 +11,7 @@ from attnbench.settings.options import Options, check_allowed, option
 class MixerOptions(Options, Mixer):
     """Mixer whose annotated attributes are the keywords of its constructor, those with a default its options.
 
-    `ClassVar` in front of an inherited option's type removes the option. `__post_init__` builds the modules.
+    `ClassVar` before an inherited option's type removes the option. `__post_init__` builds the modules.
     """
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -27,7 +27,7 @@ class MixerOptions(Options, Mixer):
 
 
 def options_of(cls: type[Mixer]) -> dict[str, Field]:
-    """Return the options of a class by name, in the order of its yaml."""
+    """Return the options by name, in the order of the yaml."""
     found: list[Field] = []
     for entry in fields(cls) if issubclass(cls, MixerOptions) else ():  # pyright: ignore[reportArgumentType]
         if "help" in entry.metadata:

@@ -22,8 +22,8 @@ OWN, NEEDED = "own", "needed"
 
 
 def recipe_options(mixer: MixerSettings, recipe: RecipeSettings) -> dict[str, Any]:
-    """Return the options that a recipe gives a mixer, among those that it has; a part that would undo the mixer stays
-    as in its yaml."""
+    """Return a recipe's options among those that the mixer has; a part that would undo the mixer stays as in its
+    yaml."""
     cls = resolve(mixer.target, Mixer)
     known = inspect.signature(cls).parameters
     asked = {name: value for name, value in _parts(recipe).items() if name in known}
@@ -78,5 +78,5 @@ def _value(cls: type[Mixer], name: str, value: Any) -> Any:
         if name not in needs:
             raise UserError(f"recipe.{name}={NEEDED}: must be a value or {OWN}; mixers say of {', '.join(needs)} alone")
         return needs[name]
-    # A null in a recipe leaves a part unchanged, so that "no positions" needs a word.
+    # A null in a recipe leaves a part unchanged; "no positions" needs a word.
     return None if name == "rotary_theta" and value == "none" else value

@@ -79,7 +79,7 @@ class Shell(MixerOptions):
         return keys, keys, self.heads * self.value_width
 
     def rank_of_gate(self) -> int | None:
-        """Return the rank of the output gate's map; None: full rank."""
+        """None: full rank."""
         return None
 
     def add_parts(self) -> None: ...
@@ -121,8 +121,8 @@ class Shell(MixerOptions):
 
 
 class RecurrentState(NamedTuple):
-    """Memory of fixed size. A mixer with more memory has its own class, whose fields before `history_BWC` are the
-    recurrence's memory; their letters give the shapes."""
+    """A mixer with more memory has its own class, whose fields before `history_BWC` are the recurrence's memory; their
+    letters give the shapes."""
 
     memory_BHKV: Tensor
     history_BWC: Tensor
@@ -263,7 +263,7 @@ class RecurrentMixer(Shell):
         return parts[0] if len(parts) == 1 else parts
 
     def letters(self) -> dict[str, int]:
-        """Return the sizes that the letters of the state's fields stand for."""
+        """Return the sizes of the letters in the names of the state's fields."""
         return {"H": self.heads, "K": self.key_width, "V": self.value_width}
 
     def new_memory(self, like: Tensor) -> Any:

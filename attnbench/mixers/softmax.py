@@ -83,8 +83,7 @@ class Softmax(Shell):
         return self.finish(mixed_BTHK.to(x_BTD.dtype), x_BTD), state
 
     def prefill(self, x_BTD: Tensor, state: Any) -> tuple[Tensor, int]:
-        """Write keys and values of T positions into the cache; return their queries, and its new number of
-        positions."""
+        """Write T positions into the cache; return their queries, and the cache's new number of positions."""
         start, end = room_for(x_BTD.shape[1], state.position, state.key_BSHK.shape[1])
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BTD, state.position, state.history_BWC)
         state.key_BSHK[:, start:end] = key_BTHK
@@ -93,7 +92,7 @@ class Softmax(Shell):
         return query_BTHK.to(state.key_BSHK.dtype), end
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """Mix one position. Nothing checks max_length."""
+        """Nothing checks max_length."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
         index = self.slot(state.position)
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))
@@ -107,7 +106,7 @@ class Softmax(Shell):
         return position[None]
 
     def mix_newest(self, query_BTHK: Tensor, state: Any, x_BTD: Tensor) -> Tensor:
-        """Attend from the query at `state.position` to the whole cache; (B, 1, H, K)."""
+        """Attend from `state.position` to the whole cache; (B, 1, H, K)."""
         return decode(query_BTHK, state.key_BSHK, state.value_BSHK, state.position, self.window, self.backend)
 
     def project(
@@ -124,7 +123,7 @@ class Softmax(Shell):
         return *rotate_both(self.query_norm(query_BTHK), self.key_norm(key_BTHK), angles), value_BTHK
 
     def mix(self, query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor) -> Tensor:
-        """Attend from the last T of S positions to the keys and values of all S; (B, T, H, K)."""
+        """Attend from the last T of S positions to all S; (B, T, H, K)."""
         return materialised(query_BTHK, key_BSHK, value_BSHK, self.window)
 
     def finish(self, mixed_BTHK: Tensor, x_BTD: Tensor) -> Tensor:

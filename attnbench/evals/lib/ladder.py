@@ -1,4 +1,4 @@
-"""Ladders: probes of several levels of difficulty, whose score is the number of levels that a model holds."""
+"""Ladders: probes of several levels of difficulty, scored by the levels that a model holds."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,6 @@ class LadderProbe(SizedProbe, ABC):
         """Make the test sequences of a level."""
 
     def correct(self, model: LanguageModel, seed: int, level: int, device: torch.device) -> torch.Tensor:
-        """Return which labels of a level are right."""
         return correct_labels(model, self.test_sequences(seed, level, device))
 
     def level_settings(self, level: int) -> dict[str, Any]:
@@ -94,6 +93,6 @@ class LadderProbe(SizedProbe, ABC):
 
 
 def check_doubling(name: str, levels: Sequence[int]) -> None:
-    """Refuse levels of which one is not twice the one before."""
+    """Refuse levels that do not double."""
     if any(after != 2 * before for before, after in pairwise(levels)):
         raise UserError(f"{name}={list(levels)}: each must be twice the one before")

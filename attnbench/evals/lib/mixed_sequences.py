@@ -1,4 +1,4 @@
-"""Training data of a task whose batches have several shapes."""
+"""Training data whose batches have several shapes."""
 
 import torch
 
@@ -15,8 +15,7 @@ class MixedSequences(TrainingSequences):
     """Training sequences of a task's parts: each epoch has all batches of the first part, then those of the next.
 
     Each part is shuffled by itself, anew in every epoch, and all of its sequences are used: rows without labels fill
-    its last batch, whose mean loss is that of the sequences that are left. 1,000 sequences in batches of 256 are four
-    batches, the last with 232 sequences and 24 such rows.
+    its last batch, whose mean loss is that of the other rows.
     """
 
     def __init__(self, task: Probe, seed: int, device: torch.device) -> None:

@@ -23,7 +23,7 @@ def needle_strings(
 ) -> tuple[Tensor, Tensor]:
     """Return sequences (B, longest), ABSENT behind the end of each, and the value that is asked for (B, 1).
 
-    The queried pair stands at unit `place_B` of a sequence whose units are pairs and single symbols.
+    The queried pair is unit `place_B` of a sequence whose units are pairs and single symbols.
     """
     num_pairs, device = 1 + num_distractors, hash_B.device
     position_T, pair_P = torch.arange(longest, device=device), torch.arange(1, num_pairs, device=device)

@@ -50,7 +50,7 @@ def weigh_on_device(
         start_afresh(device)
         # A new model each time: a backward pass that did not fit leaves gradients on the old one.
         run = _pass(builder(), mode, length, batch_size, precision)
-        # Once before: autotuning and cuBLAS's workspace are not the pass's own.
+        # First calls tune and allocate cuBLAS's workspace, which are no part of a pass.
         run()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -71,6 +71,6 @@ def resident_weigher(builder: Callable[[], LanguageModel], batch_size: int, prec
         return None if before_mib is None else resident_peak_mib() - before_mib
 
     for mode in METRICS:
-        # Once at a short length: threads and libraries loaded on first use are no part of a pass.
+        # Threads and libraries loaded on first use are no part of a pass.
         _pass(model, mode, 16, batch_size, precision)()
     return weigh

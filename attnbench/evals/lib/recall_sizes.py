@@ -102,7 +102,7 @@ def check_test_cells(test_cells: list[Any] | None, cells: list[Any], vocabulary_
 
 
 def budget(budgets: dict[str, dict[str, int]], preset: str, cell: list[Any]) -> int:
-    """Look up the most steps of a training, by preset and cell: {"small": {"32x4": 1500}}."""
+    """Look up the most steps of a training: {"small": {"32x4": 1500}}."""
     length, pairs = cell
     name = f"{length}x{max(pairs) if isinstance(pairs, list) else pairs}"
     if name not in budgets.get(preset, {}):

@@ -105,7 +105,7 @@ def mixed_strings(
 ) -> Batch:
     """Make sequences of cells in turn, [length, pairs] each; blanks fill shorter ones at the end. `form`: as
     `recall_strings`."""
-    # Indices of their own: two lengths with equal pairs would have the same keys and values.
+    # Own indices: two lengths with equal pairs would have the same keys and values.
     given = [(length, pairs, start + (length << 32)) for length, pairs in cells]
     return in_turn(
         [

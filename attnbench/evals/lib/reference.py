@@ -1,8 +1,8 @@
-"""A reference timed beside what is timed: torch's own softmax layers at the run's size, whatever mixer is measured.
+"""A reference beside timed rows: torch's own softmax layers at the run's size, for every mixer.
 
 One layer is timed, forward and backward, and counted once for each layer of the model; on a CPU over one sequence,
-counted for each of a training's batch. It is not compiled, which would take longer than all its repeats. On a GPU the
-host's launches are hidden behind other work of the device.
+counted for each of a batch. It is not compiled, which would take longer than all its repeats. On a GPU the host's
+launches are hidden behind other work of the device.
 """
 
 import os
@@ -26,7 +26,7 @@ from attnbench.training.job import Run
 def beside_reference(run: Run, measured: Iterator[Measurement]) -> Iterator[Measurement]:
     """Add to timed rows the reference's milliseconds before and after, their ratio to it, and the load average.
 
-    `measured` measures as it is read; timed rows of the same settings in a row come from one measurement.
+    `measured` measures as it is read; adjacent timed rows of the same settings come from one measurement.
     """
     before, former, told = _reference_ms(run), None, {}
     for row in measured:
@@ -41,7 +41,7 @@ def beside_reference(run: Run, measured: Iterator[Measurement]) -> Iterator[Meas
 
 
 def _ratio(row: Measurement, reference_ms: list[float], run: Run) -> dict[str, float]:
-    """Return a time over that of the reference's step, or a speed over its speed."""
+    """Return a time over the reference's, or a speed over its speed."""
     if not reference_ms or row.value is None:
         return {}
     num_tokens, milliseconds = _batch_size(run) * run.seq_len, mean(reference_ms)
@@ -54,7 +54,7 @@ def _load_average() -> dict[str, float]:
 
 
 def _reference_ms(run: Run) -> float | None:
-    """Return the time of the reference's step over a batch; None where it does not fit into memory."""
+    """Return the time over a batch; None if it does not fit into memory."""
     is_cpu, batch_size, model = run.device.type == "cpu", _batch_size(run), run.settings.model
     if is_cpu:
         keep_freed_memory()

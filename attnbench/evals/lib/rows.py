@@ -49,7 +49,7 @@ def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[
 def until_out_of_memory(
     measured: Iterator[Measurement], instead: Callable[[str], Iterable[Measurement]]
 ) -> Iterator[Measurement]:
-    """Pass rows on until memory runs out; then yield the missing rows of `instead`."""
+    """Pass rows on until memory runs out; then yield the rows of `instead`."""
     measured_keys: set[str] = set()
     while True:
         row = attempt(lambda: next(measured, None))
@@ -63,7 +63,7 @@ def until_out_of_memory(
 
 
 def time_row(times: Times, settings: dict[str, Any], metric: str = "step_milliseconds") -> Measurement:
-    """Return a row of the median of repeats, from the 20th to the 80th percentile."""
+    """The value is the median, from the 20th to the 80th percentile."""
     return Measurement(
         metric=metric,
         value=times.median_ms,

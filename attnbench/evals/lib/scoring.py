@@ -1,4 +1,4 @@
-"""Accuracy of a model on the labels of a batch."""
+"""Accuracy on the labels of a batch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def _most_likely(model: LanguageModel, batch: Batch) -> Tensor:
-    """Return the most likely symbol at each label, (B, L). Long sequences are read in pieces with a carried state."""
+    """(B, L). Long sequences are read in pieces with a carried state."""
     (num_rows, length), positions_BL = batch.tokens_BT.shape, batch.positions_BL
     if length <= WHOLE:
         return model(batch.tokens_BT, positions_BL=positions_BL)[0].argmax(-1)
@@ -67,7 +67,7 @@ def mean_accuracy(model: LanguageModel, batch: Batch) -> float:
 
 @torch.no_grad()
 def mean_accuracies(models: Sequence[LanguageModel], batches: Sequence[Batch]) -> list[float]:
-    """Return `mean_accuracy` of each model on its own batch, all of one shape, in one pass for all."""
+    """Return `mean_accuracy` of each model on its own batch, all of one shape, in one pass."""
     template, was_training = models[0], models[0].training
     by_model = [dict(model.named_parameters()) for model in models]
     stacked = {name: torch.stack([parameters[name] for parameters in by_model]) for name in by_model[0]}

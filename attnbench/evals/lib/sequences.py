@@ -129,7 +129,7 @@ class TrainingSequences:
         return Batch(batch.tokens_BT.to(symbol), batch.targets_BT.to(symbol), weight, positions)
 
     def _lengths(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return numbers of positions and of labels up to the last label of each sequence, (B,) both."""
+        """Return positions and labels up to the last label of each sequence, (B,) both."""
         is_label_BL, position_BL = _labels(batch)
         label_BL = torch.arange(1, self._widths[1] + 1, device=self.device).expand_as(is_label_BL)
         return ((position_BL + 1) * is_label_BL).amax(1), (label_BL * is_label_BL).amax(1)

@@ -40,8 +40,8 @@ def slice_rows(
 
 
 def repeated(text_N: Tensor, starts_N: Tensor, ngram: int) -> Tensor:
-    """Return for each of the last len(starts_N) tokens if the n-gram that it ends begins at an earlier place in its
-    context too, (N,) bool."""
+    """Return for each of the last len(starts_N) tokens if the n-gram that it ends begins earlier in its context too,
+    (N,) bool."""
     number = len(starts_N)
     if len(text_N) < ngram:
         return torch.zeros(number, dtype=torch.bool)

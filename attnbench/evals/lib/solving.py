@@ -31,7 +31,7 @@ RISE = (0.1, 0.9)
 
 
 def stop_rule(interval: int | None) -> dict[str, float]:
-    """Return the rule by its numbers for `interval` steps between checks; None: STOP_RULE."""
+    """Return the rule's numbers for `interval` steps between checks; None: STOP_RULE."""
     return STOP_RULE if interval is None else {**STOP_RULE, "check_steps": interval, "late_factor": 1}
 
 
@@ -42,8 +42,7 @@ def is_check(step: int, interval: int | None = None) -> bool:
 
 
 def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
-    """Return the share of the steps to the upper end of RISE that lie between its ends, from step and value of every
-    check."""
+    """Return the share of the steps to the upper end of RISE that lie between its ends."""
     low, high = RISE
     begun = None
     for step, selection in selections:
@@ -54,7 +53,7 @@ def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
 
 
 def is_over(state: TrainState, selection: float) -> bool:
-    """Record a check in `state`, and return True if the training has done its work."""
+    """Record a check in `state`; True if the training has done its work."""
     if not reaches(selection, SOLVED):
         state.passed_step = None
     elif state.passed_step is None:

@@ -43,7 +43,7 @@ class Rule(ABC):
 
     @abstractmethod
     def strings(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Strings:
-        """Make strings of `length_B` steps, each a function of its hash, in tensors with room for `longest`."""
+        """Make strings of `length_B` steps, each a function of its hash, with room for `longest`."""
 
     def tokens(self, hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
         return self.strings(hash_B, length_B, longest).tokens_BT
@@ -64,7 +64,7 @@ class PermutationRule(Rule):
 
     @cached_property
     def table(self) -> Tensor:
-        """Number of x ∘ s by the numbers of s and x."""
+        """x ∘ s by the numbers of s and x."""
         number = {element: n for n, element in enumerate(self.elements)}
         return torch.tensor([[number[tuple(x[i] for i in s)] for x in self.elements] for s in self.elements])
 
@@ -184,11 +184,7 @@ class BracketRule(Rule):
 
 
 def labelled(rule: Rule, strings: Strings, length_B: Tensor, *, answer_alone: bool, first: int | None) -> Batch:
-    """Return strings of `rule` with a label at each step, or with that of the last step alone.
-
-    Args:
-        first: symbol that begins every string; None: none does.
-    """
+    """Label each step, or the last alone; `first` is a symbol that begins every string, or None."""
     tokens_BT, states_BL, positions_BL = strings
     is_label_BL = torch.arange(states_BL.shape[1], device=length_B.device) < length_B[:, None]
     if answer_alone:

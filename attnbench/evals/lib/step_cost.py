@@ -1,4 +1,4 @@
-"""Cost of one training step of a mixer's model: time, memory and arithmetic."""
+"""Cost of one training step: time, memory and arithmetic."""
 
 import time
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class StepCost:
 
 
 def settle(subject: Subject) -> None:
-    """Prepare the process before its first `measure_step`: allocator, libraries and their workspaces."""
+    """Prepare allocator, libraries and their workspaces before the first `measure_step`."""
     if subject.device.type == "cpu":
         keep_freed_memory()
         batches = Batches(subject.corpus.tokens["train"], 16, 1, subject.seed, subject.device)
@@ -70,10 +70,10 @@ def measure_step(
     model: ModelSettings | None = None,
     finds_compiled: bool = False,
 ) -> StepCost | OutOfMemory:
-    """Train a new model for the timed steps, after `settle`, on the subject's corpus cut to this length.
-
-    `finds_compiled` uses the compiler's caches, after which the seconds of the first step mean nothing. Raises
+    """Train a new model for the timed steps, after `settle`, on the subject's corpus cut to this length. Raises
     UserError if the mixer cannot be matched at size `model`.
+
+    `finds_compiled` uses the compiler's caches, after which the seconds of the first step mean nothing.
     """
     build = subject.builder(model)
     # Around the attempt: an exception would leave the compiler's folder behind.
@@ -139,6 +139,5 @@ def _cold_compiler(is_compiled: bool) -> AbstractContextManager[None]:
 
 
 def load_compiler(device: torch.device) -> None:
-    """Import the compiler before the clock runs."""
     compiled = torch.compile(lambda x: x.sin().sum())
     compiled(torch.zeros(8, device=device, requires_grad=True)).backward()

@@ -56,7 +56,7 @@ class StringProbe(SizedProbe, ABC):
         return in_pieces(make, start, count, device)
 
     def test_sequences(self, seed: int, lengths: int | list[int], device: torch.device) -> Batch:
-        """Make the test strings of one length, or of those from the first to the second of `lengths` in turn."""
+        """Make the test strings of one length, or of the range `lengths` in turn."""
         shortest, longest = (lengths, lengths) if isinstance(lengths, int) else lengths
 
         def make(index_B: Tensor) -> Batch:

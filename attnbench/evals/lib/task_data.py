@@ -1,7 +1,7 @@
 """Random sequences for synthetic tasks, by a hash of counters, see `data.counters`.
 
-The split of a sequence is a hash of its content. A sequence drawn for a split that belongs to another is drawn again,
-so that splits cannot overlap, whatever the seeds.
+The split of a sequence is a hash of its content. A sequence of another split is drawn again, so that splits cannot
+overlap, whatever the seeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def integers_below(hash_: Tensor, bound: Tensor | int) -> Tensor:
 def lengths_between(split: str, seed: int, index_B: Tensor, shortest: int, longest: int, *, purpose: int) -> Tensor:
     """Return a length for each sequence: drawn for training by a hash with `purpose`, in turn for other splits.
 
-    Drawing the content again does not change it: a rare split would otherwise get the shortest sequences.
+    Drawing the content again keeps the length: a rare split would otherwise get the shortest sequences.
     """
     number_B = index_B % (longest - shortest + 1)
     if split == "train":
@@ -55,7 +55,7 @@ def choose(hash_B: Tensor, num_items: int, num_chosen: int) -> Tensor:
     """Return different integers below `num_items` in random order, (B, num_chosen).
 
     Robert Floyd's method ("A sample of brilliance", 1987) draws each number from a range that grows by one, and takes
-    the range's last one in place of a repeated number. The order is then shuffled.
+    the range's last one in place of a repeated number; then all are shuffled.
     """
     step_K = torch.arange(num_chosen, device=hash_B.device)
     last_K = num_items - num_chosen + step_K
@@ -153,8 +153,7 @@ def joined(pieces: Sequence[Batch]) -> Batch:
 
 
 def in_turn(batches: Sequence[Batch], start: int) -> Batch:
-    """Take sequence n, the first row being number `start`, from batch n modulo their number, filled with zeros to the
-    width of the widest."""
+    """Take sequence n, counted from `start`, from batch n modulo their number, filled with zeros to the widest."""
     row_B = torch.arange(len(batches[0].tokens_BT), device=batches[0].tokens_BT.device)
     turn_B = (start + row_B) % len(batches)
 

@@ -1,4 +1,4 @@
-"""Scores of the tokens of a text in four units, with intervals and chance levels."""
+"""Scores of a text's tokens in four units, with intervals and chance levels."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -71,8 +71,8 @@ def block_interval(nats_N: Tensor, length: int) -> tuple[float, float] | None:
 def author_interval(nats_N: Tensor, authors_N: Tensor) -> tuple[float, float] | None:
     """Return Student's 95 % interval of the mean over authors, the blocks here.
 
-    Their texts differ in length, so that the mean is a ratio of two sums over authors; its standard error is the
-    usual linear one (Cochran, Sampling Techniques, 1977, section 6.3).
+    Their texts differ in length, so that the mean is a ratio of two sums over authors; its standard error is the linear
+    one (Cochran, Sampling Techniques, 1977, section 6.3).
     """
     from scipy.stats import t
 
@@ -137,7 +137,7 @@ def _in(metric: str, nats: float, lengths: Lengths) -> float:
 
 
 def _by_position(nats_N: Tensor, place: Place) -> Iterator[Measurement]:
-    """Yield nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
+    """Buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
     position_N = torch.arange(len(nats_N)) % place.length
     start, stop = 0, 1
     while start < min(place.length, len(nats_N)):

@@ -7,9 +7,8 @@ from torch import Tensor
 
 
 def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> Tensor:
-    """Return the nats of every token from half a window on, each at a position in the last half of its window: in turn
-    from `all_N`, the nats of consecutive windows, and from windows half a window later, by `nats` of the text from an
-    index on."""
+    """Return the nats of every token from half a window on, each in the last half of its window: in turn from `all_N`,
+    the nats of consecutive windows, and from windows half a window later, by `nats` of the text from an index on."""
     half, shift = length // 2, length - length // 2
     index_N = torch.arange(len(all_N))[half:]
     full_N, is_shifted_N = all_N[half:].clone(), index_N % length < half

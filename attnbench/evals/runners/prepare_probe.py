@@ -1,4 +1,4 @@
-"""From settings to the trainings of a probe's tasks with everything resolved: device, kernel, size, identity."""
+"""From settings to the trainings of a probe's tasks with everything resolved."""
 
 import inspect
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def _apply(task: Probe, settings: RunSettings) -> tuple[MixerSettings, list[str]
     """Return the variant's mixer with the task's head width and mixer options, and the names of options that were not
     applied: the mixer, or one of a hybrid's mixers, does not have them, or they would undo it.
 
-    Options that the variant names take precedence over the task's, and these over the yaml's.
+    The variant's options take precedence over the task's, and these over the yaml's.
     """
     lacking: set[str] = set()
     # What a recipe asks for is compared with the mixer's options elsewhere.

@@ -1,4 +1,4 @@
-"""One training of a probe's task, from its first step to its scores, as a job in a folder of its own.
+"""One training of a probe's task and its scores, as a job in a folder of its own.
 
 outputs/<experiment>/cells/<evaluation>-<variant>-<task>-lr<rate>-seed<n>-<hash>/
 """
@@ -110,18 +110,18 @@ class ProbeJob(TrainedJob):
 
     @property
     def shape_hash(self) -> str:
-        """Return the `config_hash` without seed, learning rate and limit, equal for trainings that may be stacked."""
+        """The `config_hash` without seed, learning rate and limit, equal for trainings that may be stacked."""
         content = self._content()
         train = {**content["train"], "learning_rate": None}
         return config_hash({**content, "train": train, "seed": None, "limit": None})
 
     def can_stack(self) -> bool:
-        """True where several can train as one: every layer's kernel has a batching rule."""
+        """True if every layer's kernel has a batching rule."""
         mixers = [(resolve(mixer.target, Mixer), mixer.options["backend"]) for mixer in self.mixers if self.matched]
         return bool(mixers) and all(backend not in cls.without_vmap for cls, backend in mixers)
 
     def at(self, rate: float, seed: int, limit: int | None = None) -> "ProbeJob":
-        """The same training with another rate, seed and limit; nothing is resolved anew."""
+        """The same training with another rate, seed and limit."""
         train = replace(self.train, learning_rate=rate)
         return replace(self, settings=replace(self.settings, seed=seed), train=train, limit=limit)
 
@@ -233,7 +233,7 @@ class ProbeJob(TrainedJob):
         }
 
     def rows(self) -> Iterator[Measurement]:
-        """Train and score; a training that diverges, does not fit, or cannot be built gives rows that say so."""
+        """A training that diverges, does not fit, or cannot be built gives rows that say so."""
         if self.matched is None:
             yield from ProbeScores(self).missing("unsupported", self.obstacle)
             return
@@ -308,7 +308,7 @@ class ProbeJob(TrainedJob):
         return self._with_keys(self.task.sequences("train", 0, 0, self.task.batch_size, self.device), 0)
 
     def _with_keys(self, batch: Batch, step: int) -> Batch:
-        """Return a batch with the keys of its dropout masks, if there is dropout."""
+        """Add the keys of dropout masks, if there is dropout."""
         if not self.task.embedding_dropout:
             return batch
         row_B = torch.arange(len(batch.tokens_BT), device=self.device)

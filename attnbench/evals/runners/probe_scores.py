@@ -1,4 +1,4 @@
-"""Rows of a probe's training: its score on validation data, the steps to the threshold, and its scores on test data."""
+"""Rows of a probe's training: validation score, steps to the threshold, test scores."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,11 @@ SHARE = {"split": "test", "chance": 0.0}
 
 
 class ProbeScores:
-    """Rows of one training of one task."""
-
     def __init__(self, job: "ProbeJob") -> None:
         self.job, self.task, self.primary = job, job.task, job.primary
 
     def measured(self, state: TrainState, selection: float) -> Iterator[Measurement]:
-        """Measure a trained model, whose accuracy on validation data is `selection`."""
+        """`selection` is the accuracy on validation data."""
         yield Measurement(metric="selection", value=selection, unit="", settings=VALIDATION)
         yield Measurement(metric="steps_trained", value=state.step, unit="step")
         yield from self._times(state)
@@ -48,7 +46,7 @@ class ProbeScores:
             yield self._solved(state, scores)
 
     def missing(self, status: str, reason: str) -> Iterator[Measurement]:
-        """Write the rows of `measured` without numbers."""
+        """Yield the rows of `measured` without numbers."""
         yield from without_numbers({"selection": ""}, VALIDATION, status, reason)
         yield from self._times_without_numbers(status, reason)
         if self.task.check_interval_steps is not None:
@@ -68,7 +66,7 @@ class ProbeScores:
         return self.primary is None or self.primary.kind != "level"
 
     def _solved(self, state: TrainState, scores: list[Measurement]) -> Measurement:
-        """Return 1 where the threshold was reached, also by the primary score of test data at its hardest; else 0."""
+        """1 if the threshold was reached, also by the primary score of test data at its hardest; else 0."""
         primary = self.primary
         taken = [score for score in scores if primary is not None and primary.takes(score.metric, score.settings)]
         if primary is None or not taken:

@@ -1,4 +1,4 @@
-"""Trainings of a probe's task that differ in seed and learning rate, as one stack; each a job in its own folder."""
+"""Trainings of a probe's task that differ in seed and learning rate, as one stack."""
 
 import logging
 from collections.abc import Sequence
@@ -22,16 +22,11 @@ log = logging.getLogger(__name__)
 
 
 def run_stack(jobs: Sequence[ProbeJob], *, shares_device: bool, too_large: Sequence[int] = ()) -> None:
-    """Train jobs of one shape together, and record each as soon as it is over; finished ones stay as they are.
+    """Train jobs of one shape together, and record each as soon as it is over; finished ones stay as they are. Raises
+    as `results.job.run_jobs`.
 
     A stack that does not fit into memory is run as two halves. Jobs whose kernel has no batching rule train one by one.
-    The rows say which.
-
-    Args:
-        too_large: sizes that did not fit before.
-
-    Raises:
-        UserError, Interrupted: as `results.job.run_jobs`.
+    The rows say which. `too_large` are sizes that did not fit before.
     """
     if not jobs[0].can_stack():
         _run_one_by_one(jobs, shares_device, too_large)
@@ -67,11 +62,8 @@ def _run_one_by_one(jobs: Sequence[ProbeJob], shares_device: bool, too_large: Se
 
 
 def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
-    """Train them as one, record each when it is over, and then add it to `recorded`.
-
-    Raises:
-        Interrupted: a signal asked to stop; checkpoints of unfinished trainings are kept.
-    """
+    """Train jobs as one, record each when it is over, and add it to `recorded`. Raises Interrupted if a signal asked to
+    stop; checkpoints of unfinished trainings are kept."""
     stop, device, precision = StopRequest(), jobs[0].device, jobs[0].precision
     make_ready(device)
     # Trainings of one seed share their data.
@@ -103,7 +95,7 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
 
 
 class Checks:
-    """Validation of a stack: one pass for all trainings that are at the same step."""
+    """Validation of a stack: one pass for all trainings at the same step."""
 
     def __init__(self) -> None:
         self.states: dict[ProbeJob, TrainState] = {}

@@ -1,4 +1,4 @@
-"""One system evaluation of one mixer: timed or weighed alone on its device, in a folder of its own.
+"""A system evaluation of one mixer, alone on its device, in a folder of its own.
 
 outputs/<experiment>/cells/<evaluation>-<variant>-<model>-T<seq_len>-<hash>/
 """

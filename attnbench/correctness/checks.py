@@ -1,6 +1,7 @@
-"""Checks of the doctor: every backend of every mixer, every operator, every promise of a mixer from outside attnbench.
+"""Checks of the doctor: every backend of every mixer, every operator, every promise of a mixer from outside
+attnbench.
 
-Functions `..._checks` list the checks of this device, with refusals; running.py runs them.
+`..._checks` list the checks of this device, with refusals; running.py runs them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,8 +60,6 @@ LENGTH_IN_PIECES = 133
 
 
 class Error(NamedTuple):
-    """One relative error and its limit."""
-
     metric: str
     value: float
     allowed: float
@@ -69,13 +68,13 @@ class Error(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """True for an error within its limit, which NaN never is."""
+        """NaN is never within a limit."""
         return self.value <= self.allowed
 
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """One line of the doctor: a backend, operator, promise or first step, in one precision."""
+    """One line of the doctor, in one precision."""
 
     kind: str
     """training | operator | decoding | promise | first step."""
@@ -102,7 +101,7 @@ class Check:
 
     @property
     def is_wrong(self) -> bool:
-        """True for a check that failed or has an error beyond its limit."""
+        """It failed, or an error is beyond its limit."""
         return bool(self.failure) or not all(error.is_within for error in self.errors)
 
     def wrong_lengths(self) -> dict[int, list[Error]]:
@@ -114,14 +113,8 @@ class Check:
 
 
 def build_mixer(settings: MixerSettings, device: torch.device, case: Case = USUAL) -> Mixer:
-    """Build a mixer with the float32 initial weights of a model's first layer.
-
-    One from outside attnbench that outputs zero gets other weights.
-
-    Args:
-        settings: with a resolved backend.
-        case: its options replace those of the settings.
-    """
+    """Build a mixer with the float32 initial weights of a model's first layer; one from outside attnbench that outputs
+    zero gets other weights. Options of `case` replace those of the settings, whose backend is resolved."""
     model = build_model([case.of(settings)], case.model, vocabulary_size=1, seed=0, device=device)
     mixer = model.layers[0].mixer
     with torch.no_grad():
@@ -141,7 +134,6 @@ def with_backend(settings: MixerSettings, backend: str) -> MixerSettings:
 def resolved(
     settings: MixerSettings, backend: str, precision: str, device: torch.device, case: Case = USUAL
 ) -> MixerSettings:
-    """Return the mixer with the named backend, or with the one of `auto` here."""
     resolve_precision(precision, device.type)
     named = case.of(with_backend(settings, backend))
     chosen = resolve_mixer(named, case.model, device_type=device.type, precision=precision)
@@ -155,7 +147,6 @@ def _chosen(settings: MixerSettings, precision: str, device: torch.device, case:
 
 
 def training_checks(settings: MixerSettings, device: torch.device, lengths: Sequence[int] = LENGTHS) -> Iterator[Check]:
-    """List every backend of a mixer in every precision."""
     case = replace(USUAL, lengths=lengths)
     for backend in resolve(settings.target, Mixer).backends:
         for precision in case.precisions:
@@ -185,7 +176,7 @@ def case_checks(settings: MixerSettings, case: Case, device: torch.device) -> It
 
 
 def operator_checks(device: torch.device) -> Iterator[Check]:
-    """List each operator in every precision, unless layers use torch's own form here."""
+    """Operators are left out if layers use torch's own form here."""
     if device.type != "cuda" and not interpreted():
         return
     for name in OPERATORS:
@@ -197,7 +188,7 @@ def operator_checks(device: torch.device) -> Iterator[Check]:
 
 
 def decoding_checks(settings: MixerSettings, device: torch.device) -> Iterator[Check]:
-    """List every backend with a state in every precision: a prompt in pieces, then decoding."""
+    """Every backend with a state in every precision: a prompt in pieces, then decoding."""
     trains_only = resolve(settings.target, Mixer).trains_only
     for check in training_checks(settings, device, (LENGTH_IN_PIECES,)):
         if not check.refusal and check.backend not in trains_only:
@@ -205,7 +196,7 @@ def decoding_checks(settings: MixerSettings, device: torch.device) -> Iterator[C
 
 
 def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Check]:
-    """List the promises of a mixer with the backend of `auto` in float32."""
+    """With the backend of `auto` in float32."""
     mixer = resolved(settings, "auto", "float32", device)
     only_trains = mixer.options["backend"] in resolve(settings.target, Mixer).trains_only
     for promise in PROMISES:
@@ -214,7 +205,6 @@ def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Ch
 
 
 def first_step_check(settings: MixerSettings, precision: str, device: torch.device) -> Iterator[Check]:
-    """List the first training step with the backend of `auto`, if there is one."""
     mixer = _chosen(settings, precision, device)
     if mixer is not None:
         yield Check(kind="first step", name=settings.name, mixer=mixer, precision=precision)

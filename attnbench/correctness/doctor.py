@@ -62,7 +62,7 @@ class Printer:
         self.console, self.lines = Console(), []
 
     def __call__(self, text: str = "", *, indent: int = 0, style: str | None = None) -> None:
-        """Print one paragraph with a hanging indent of two."""
+        """With a hanging indent of two."""
         first, later = " " * indent, " " * (indent + 2)
         wrapped = textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=later) or [""]
         for line in wrapped:
@@ -73,12 +73,8 @@ class Printer:
 def diagnose(
     settings: DoctorSettings, compose_mixers: Callable[[Sequence[str] | None], Sequence[MixerSettings]]
 ) -> Path:
-    """Print the page as it comes, and leave doctor.txt, results.csv and environment.json in a folder.
-
-    Args:
-        settings: first training steps of the mixers that it names are timed too.
-        compose_mixers: from names of yamls to mixers; None: all.
-    """
+    """Print the page as it comes, and leave doctor.txt, results.csv and environment.json in a folder. First training
+    steps of the mixers that the settings name are timed too."""
     mixers = compose_mixers(settings.mixers)
     device, say = resolve_device(settings.device), Printer()
     stamp, precision = environment(device, ROOT), resolve_precision("auto", device.type)
@@ -291,7 +287,6 @@ def _at(check: Check) -> str:
 
 
 def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
-    """Name the backends that are right where the chosen one is wrong."""
     if wrong.case.name:
         return ""
     right = [
@@ -305,7 +300,7 @@ def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
 
 
 def _problems(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield a summary of each mixer, and of all operators, that `auto` runs wrongly."""
+    """Summarise each mixer, and all operators, that `auto` runs wrongly."""
     wrong = [check for check in checks if check.is_chosen and check.is_wrong]
     operators = dict.fromkeys(check.name for check in wrong if check.kind == "operator")
     for name in dict.fromkeys(check.mixer.name for check in wrong if check.kind != "operator"):

@@ -15,13 +15,12 @@ PARTS = tuple(limits(1.0))
 
 
 def write_rows(checks: Sequence[Check], stamp: dict[str, Any], path: Path) -> None:
-    """Write a table of all checks, made in the environment `stamp`."""
     rows = [_row(check, stamp, measurement) for check in checks for measurement in _measurements(check)]
     write_csv(rows, path)
 
 
 def _measurements(check: Check) -> Iterator[Measurement]:
-    """Yield a row for each error and length, promise or first step, or the reason why nothing ran."""
+    """A row for each error and length, promise or first step, or the reason why nothing ran."""
     lost: dict[str, Any] = {"value": None, "status": "unsupported" if check.refusal else "failed"}
     reason = check.refusal or check.failure
     if check.kind == "first step":

@@ -29,7 +29,7 @@ class OperatorCase(NamedTuple):
 
 
 class _Numbers:
-    """Random inputs from the CPU: generators of other devices give other numbers."""
+    """From the CPU: generators of other devices give other numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.generator = device, torch.Generator().manual_seed(0)
@@ -300,7 +300,6 @@ IN_TF32 = (
 
 
 def operator_errors(name: str, precision: str, device: torch.device) -> dict[str, float]:
-    """Return the worst relative errors of an operator's output and gradient, if it has one."""
     with multiplying(precision):
         problem = OPERATORS[name](_Numbers(device), dtype_of(precision))
         actual = problem.operator(*problem.inputs)

@@ -46,11 +46,8 @@ WORKER_MIB = 2048
 
 
 def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int], Computed]) -> None:
-    """Fill in the errors or the failure of a check that is not refused.
-
-    Args:
-        expected: results of definitions by mixer, case and length; missing ones are added.
-    """
+    """Fill in the errors or the failure of a check that is not refused. Missing results of definitions are added to
+    `expected`, by mixer, case and length."""
     # Any exception of a kernel or its compiler is a finding.
     try:
         if check.refusal:
@@ -110,11 +107,7 @@ def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str,
 
 def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
     """Time a small model's first training step as attnbench train takes it: compiled on CUDA, with the compilers'
-    caches.
-
-    Args:
-        settings: with a resolved backend.
-    """
+    caches."""
     precision, is_compiled = resolve_precision("auto", device.type), device.type == "cuda"
     if is_compiled:
         load_compiler(device)
@@ -180,11 +173,8 @@ def _run_in_workers(
 
 
 def _urgency(checks: Sequence[Check]) -> list[tuple[int, ...]]:
-    """Return sort keys of checks in the order of running.
-
-    The longest come first: steps of whole models, then fla, which tunes its launches, then kernels to compile. Checks
-    that share kernels come far apart, so that the second finds them in the compiler's cache.
-    """
+    """The longest come first: steps of whole models, then fla, which tunes its launches, then kernels to compile.
+    Checks that share kernels come far apart, so that the second finds them in the compiler's cache."""
     seen, places = Counter(), []
     for check in checks:
         key = (_family(check), check.kind, check.case.head_width, check.precision, check.backend)
@@ -195,7 +185,7 @@ def _urgency(checks: Sequence[Check]) -> list[tuple[int, ...]]:
 
 
 def _family(check: Check) -> Any:
-    """Return the operator, by which checks share kernels: an operator's name, a mixer's recurrence or its class."""
+    """Checks of one operator, by name, recurrence or class, share kernels."""
     if check.kind == "operator":
         return check.name
     try:
@@ -207,7 +197,7 @@ def _family(check: Check) -> Any:
 
 
 def num_workers(device: torch.device) -> int:
-    """Return the number of worker processes, with a core and WORKER_MIB of the GPU each; 0 on a CPU."""
+    """Each has a core and WORKER_MIB of the GPU; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     free_mib = torch.cuda.mem_get_info(device)[0] // 2**20

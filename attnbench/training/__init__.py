@@ -1,1 +1,1 @@
-"""One training: its steps, the hooks around them, and the checkpoints and logs that it keeps."""
+"""One training: its steps, the hooks around them, its checkpoints and logs."""

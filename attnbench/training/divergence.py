@@ -1,4 +1,4 @@
-"""Locate the first non-finite number of a diverged training: its step and its layer."""
+"""Locate the first non-finite number of a diverged training."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +38,7 @@ def located(
 
 
 def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, precision: str) -> str | None:
-    """Name the first non-finite weight, output of a module, loss or gradient of a step, if there is one."""
+    """Name the first non-finite weight, output of a module, loss or gradient of a step."""
     culprits: list[str] = []
     handles = []
 

@@ -1,4 +1,4 @@
-"""Ranks other than 0 of a training by several processes: they compute their share of each step and write nothing."""
+"""Ranks other than 0: they compute their share of each step and write nothing."""
 
 import traceback
 from dataclasses import replace
@@ -23,7 +23,7 @@ def follow(group: Group, settings: RunSettings) -> None:
 
     Raises:
         Interrupted: rank 0 has ended the command.
-        LostError: another process has ended; like all errors, it is printed to standard error.
+        LostError: another process has ended; it is printed to standard error.
     """
     try:
         if group.backend == "nccl":

@@ -1,4 +1,4 @@
-"""One sitting of a training: its log, validations and checkpoints, by hooks that run after every step."""
+"""One sitting of a training: log, validations and checkpoints, by hooks that run after every step."""
 
 import logging
 import math
@@ -38,11 +38,8 @@ ESTIMATE_SECONDS = 10.0
 
 
 class DivergedError(UserError):
-    """The loss or its gradients are not finite.
-
-    Args:
-        steps: from 0, since the loss was last known to be finite.
-    """
+    """The loss or its gradients are not finite; `steps` (from 0) are those since the loss was last known to be
+    finite."""
 
     def __init__(self, message: str, steps: range = range(0)) -> None:
         super().__init__(message)
@@ -53,7 +50,7 @@ class Stopwatch:
     """Sum of the seconds in training steps; a process's first step, which compiles, is a separate lap.
 
     Args:
-        pauses: pauses of the process, which do not count.
+        pauses: of the process; they do not count.
         group: processes that train together and wait for each other.
     """
 
@@ -85,7 +82,6 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside."""
         self.lap()
         yield
         self.wait()
@@ -98,11 +94,8 @@ def is_logged(step: int, end: int, settings: TrainSettings) -> bool:
 
 @dataclass(kw_only=True)
 class Sitting:
-    """One training in this process; its hooks log, validate and keep the state after every step.
-
-    A stop interrupts a validation, which may take minutes. The state then records that it is due, and it is repeated
-    before the next step.
-    """
+    """A stop interrupts a validation, which may take minutes. The state then records that it is due, and it is repeated
+    before the next step."""
 
     job: "TrainedJob"
     log: MetricsLog
@@ -117,11 +110,8 @@ class Sitting:
         return self.job.folder / "checkpoint"
 
     def write_log(self, state: TrainState, report: StepReport) -> None:
-        """Log every `log_interval_steps` and at the last step; the loss is read from the device only then.
-
-        Raises:
-            DivergedError: the loss is not finite, or updates were skipped for non-finite gradients.
-        """
+        """Log every `log_interval_steps` and at the last step; only then is the loss read from the device. Raises
+        DivergedError if it is not finite, or if updates were skipped for non-finite gradients."""
         settings, end = self.job.train, state.end(self.job.num_steps)
         if self.stopwatch.first_step_seconds is None:
             self.stopwatch.lap()
@@ -132,7 +122,7 @@ class Sitting:
         loss, norm = float(report.loss), float(report.gradient_norm)
         left_out = state.step - state.num_updates()
         if not (math.isfinite(loss) and math.isfinite(norm)) or left_out:
-            # If no step updated the weights, the rate is not the cause.
+            # Without any update the rate is not the cause.
             rate = f"; a smaller train.learning_rate than {settings.learning_rate:g} may help"
             raise DivergedError(
                 f"diverged by step {state.step}: loss {loss:.4g}, norm {norm:.4g}, {left_out} updates skipped "
@@ -146,7 +136,6 @@ class Sitting:
         self.bar.update(state.step, loss)
 
     def _write(self, state: TrainState, values: dict[str, Any]) -> None:
-        """Write a line, with step, tokens and seconds, to the log and to wandb."""
         row = {"step": state.step, "tokens": state.step * self.job.tokens_per_step, **values, "seconds": state.seconds}
         self.log.write(row)
         if self.mirror is not None:
@@ -158,7 +147,7 @@ class Sitting:
             return
         with self.stopwatch.paused():
             row = self.stop.unless_stopped(lambda: self.job.measure(state))
-            # Also after an interruption, so that the validation can be repeated.
+            # An interrupted validation is repeated.
             state.model.train()
             state.validation_due = row is None
             if row is None:
@@ -174,11 +163,8 @@ class Sitting:
                 self.bar.shorten(end)
 
     def keep(self, state: TrainState, report: StepReport | None = None) -> None:
-        """Keep the state every so many steps and seconds, and when the run is asked to stop.
-
-        Raises:
-            Interrupted: after a signal, once the state is kept.
-        """
+        """Keep the state every so many steps and seconds, and when the run is asked to stop, which then raises
+        Interrupted."""
         # From now on, stopping without a checkpoint would lose steps.
         self.stop.saves = True
         job, end = self.job, state.end(self.job.num_steps)
@@ -199,8 +185,7 @@ class Sitting:
             )
 
     def hooks(self, start_step: int) -> list[Hook]:
-        """Return what `loop.train` calls: the log first, so that a validation follows its step; the checkpoint last, so
-        that it counts both."""
+        """The log comes first, so that a validation follows its step; the checkpoint last, so that it counts both."""
         estimate = [Estimate(self.bar, start_step, self.job.folder.parent.name)] if self.job.estimated else []
         return [self.write_log, *estimate, self.validate, self.keep]
 

@@ -63,8 +63,7 @@ FAILED = ("diverged", "out_of_memory")
 
 @dataclass(kw_only=True, eq=False)
 class Run(TrainedJob):
-    """One language model, trained or resumed in a folder that the evaluations of its checkpoints share, with the open
-    settings resolved."""
+    """A language model, trained or resumed in a folder that the evaluations of its checkpoints share."""
 
     settings: RunSettings
     device: torch.device
@@ -91,7 +90,7 @@ class Run(TrainedJob):
         self.compiled, self.captured = self.compile, self.compile and on_gpu
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process reads the corpus itself: it may be too large for a pipe. It is no part of the group.
+        # The corpus may be too large for a pipe, and the other process is not in the group.
         return {**vars(self), "corpus": corpus_label(self.corpus), "group": None, "_loaded": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -105,7 +104,6 @@ class Run(TrainedJob):
         return self.folder / "checkpoint"
 
     def columns(self) -> dict[str, Any]:
-        """See `results.job.Job.columns`."""
         return {
             "mixer": classes_of(self.mixers),
             "variant": self.settings.mixer.name,
@@ -121,7 +119,6 @@ class Run(TrainedJob):
         }
 
     def record(self) -> ModelRecord:
-        """The record of its checkpoints."""
         return ModelRecord(
             mixers=self.mixers,
             model=self.matched.model,
@@ -144,7 +141,7 @@ class Run(TrainedJob):
 
     @property
     def rerun(self) -> bool:
-        """Rows without a final checkpoint: the training failed."""
+        """Without a final checkpoint the training failed."""
         return self.settings.rerun or not checkpoint.is_final(self.checkpoints)
 
     @property
@@ -157,7 +154,7 @@ class Run(TrainedJob):
 
     def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
         """Return a picklable builder of the matched model with initial weights; raise UserError for another size that
-        cannot be matched. By default size and seed are the run's own."""
+        cannot be matched."""
         mixers, size = self.mixers, self.matched.model
         if model is not None:
             other = matched_model(self.settings, model, self.device, self.precision, self.corpus)
@@ -166,13 +163,12 @@ class Run(TrainedJob):
         return partial(build_model, mixers, size, seed=self.seed if seed is None else seed, **given)
 
     def new_model(self, model: ModelSettings | None = None, seed: int | None = None) -> LanguageModel:
-        """Build the model by calling `builder`."""
         return self.builder(model, seed)()
 
     build = new_model
 
     def trained_model(self, which: str = "final") -> LanguageModel:
-        """Load the model of the run's `final` or `best` checkpoint."""
+        """`which` is `final` or `best`."""
         folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
         model, _ = load_model(folder, device=self.device)
         return model
@@ -199,7 +195,6 @@ class Run(TrainedJob):
         return config_hash({**self.content(), "mixers": functions})
 
     def config(self) -> dict[str, Any]:
-        """The given settings and the resolved ones."""
         given = asdict(self.settings)
         del given["rerun"]
         return {
@@ -222,7 +217,6 @@ class Run(TrainedJob):
         }
 
     def row_settings(self, evaluation: EvaluationSettings | None = None) -> dict[str, Any]:
-        """Settings of all rows of a run, and of an evaluation of it."""
         options = {EVALUATION_OPTIONS: evaluation.options} if evaluation is not None else {}
         dropout = self.settings.model.dropout
         axes = {"dropout": dropout} if dropout else {}
@@ -237,7 +231,6 @@ class Run(TrainedJob):
         return protocol_of(None)
 
     def announce(self, *, done: bool) -> None:
-        """Log the matching, and that a training is finished."""
         log.info(self.matched.statement(self.mixer))
         if done or not self.rerun:
             log.info("finished before, not trained again (rerun=true does): %s", self.folder)
@@ -277,7 +270,7 @@ class Run(TrainedJob):
         return step % self.validation_interval == 0
 
     def new_end(self, state: TrainState, row: dict[str, Any]) -> int | None:
-        """Return the last step where `patience_validations` have gone by since the lowest loss."""
+        """End where `patience_validations` have gone by since the lowest loss."""
         patience = self.train.patience_validations
         if patience is None or state.step - state.best_step < patience * self.validation_interval:
             return None
@@ -299,7 +292,7 @@ class Run(TrainedJob):
         )
 
     def rows(self) -> Iterator[Measurement]:
-        """Train and yield its measurements; a failed training has a row that says so, and sets `failure`."""
+        """A failed training has a row that says so, and sets `failure`."""
         if not self.rerun:
             # Of a finished training the file is missing.
             final = self.checkpoints / "final"
@@ -351,7 +344,7 @@ def _write_sample(run: Run, model: LanguageModel) -> None:
 
 
 def trained_on(run: Run) -> int:
-    """Return the number of devices of a finished training, otherwise 1."""
+    """Return the devices of a finished training, otherwise 1."""
     if not checkpoint.is_final(run.checkpoints):
         return 1
     return checkpoint.load_counters(run.checkpoints / "final").get("num_devices", 1)
@@ -366,7 +359,7 @@ def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
 
 
 def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
-    """Return the measurement of the validation split by one device, with the rows of its training."""
+    """Measure the validation split on one device, with the rows of its training."""
     tokens_N, part = _validation_tokens(run)
     lengths = run.corpus.lengths("validation", run.corpus.count(tokens_N[1:]))
     tokens_N = tokens_N.to(run.device)
@@ -414,7 +407,7 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
 
 
 def budget(matched: Matched) -> Iterator[Measurement]:
-    """Measure the cost of a model."""
+    """Cost of a model."""
     flops, unknown = matched.flops_per_token, matched.flops_per_token is None
     status, reason = ("unsupported", UNCOUNTED) if unknown else ("ok", "")
     yield Measurement(metric="forward_flops_per_token", value=flops, unit="FLOP", status=status, reason=reason)
@@ -443,7 +436,6 @@ def matched_model(
 
 
 def code_of_training(mixers: Sequence[MixerSettings]) -> dict[str, Any]:
-    """See `identity.code_of`."""
     return code_of([class_named(mixer) for mixer in mixers], TRAINED)
 
 
@@ -456,22 +448,19 @@ def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any
 
 
 def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
-    """The options of the mixer without its kernel; a list by layer if layers differ."""
+    """A list by layer if layers differ."""
     options = [{name: value for name, value in mixer.options.items() if name != "backend"} for mixer in mixers]
     return options[0] if all(other == options[0] for other in options) else options
 
 
 def recipe_settings(settings: RunSettings, lacking: Collection[str] = ()) -> dict[str, Any]:
-    """Settings of rows on the recipe: its name, and the parts that the mixer has no setting for.
-
-    Args:
-        lacking: such parts that were asked for otherwise.
-    """
+    """Settings of rows on the recipe: its name, and the parts that the mixer has no setting for, `lacking` those that
+    were asked for otherwise."""
     parts = sorted({*lacking, *not_applicable(settings.mixer, settings.recipe)})
     named = {"recipe": settings.recipe.name} if settings.recipe is not None else {}
     return {**named, **({"not_applicable": parts} if parts else {})}
 
 
 def corpus_label(corpus: Corpus) -> str:
-    """Name and fingerprint: equal labels mean equal text."""
+    """Equal labels mean equal text."""
     return f"{corpus.name}@{corpus.fingerprint}"

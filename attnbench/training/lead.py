@@ -1,7 +1,5 @@
-"""Rank 0 of a training by several processes: it decides, and tells the other ranks before every step.
-
-All ranks therefore have made the same steps whenever one stops.
-"""
+"""Rank 0 of a training by several processes: it tells the other ranks before every step, so that all have made the same
+steps when one stops."""
 
 import logging
 from collections.abc import Iterator
@@ -42,13 +40,13 @@ def check_ranks(settings: TrainSettings, ranks: Ranks) -> None:
 
 
 def shared_tensors(state: TrainState) -> list[Tensor]:
-    """Return all tensors of a state, in the same order on every rank."""
+    """In the same order on every rank."""
     moments = (state.first_moment, state.second_moment, state.update_count)
     return [*state.model.parameters(), *state.model.buffers(), *(x for kind in moments for x in kind.values())]
 
 
 class Leader:
-    """Rank 0 in one training; as a context manager it tells the others when the training ends.
+    """Rank 0 in one training; at its end the context manager tells the others.
 
     Args:
         stop: also receives signals to other ranks.
@@ -68,7 +66,7 @@ class Leader:
         return self
 
     def goes_on(self, state: TrainState) -> bool:
-        """Tell the others if there is a next step, and return it; see `loop.train`."""
+        """Tell the others if there is a next step; see `loop.train`."""
         is_next = state.step < state.end(self.num_steps)
         word = Word.STEP if is_next else Word.END
         try:

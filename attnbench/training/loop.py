@@ -24,7 +24,7 @@ class Hook(Protocol):
 
 
 def text_batch(batches: Batches, step: int, dropout: float | None) -> Batch:
-    """Return this rank's batch at `step` (from 0), with keys of dropout masks if there is dropout."""
+    """`step` counts from 0; keys of dropout masks are added if there is dropout."""
     tokens_BT, targets_BT = batches.train_batch(step)
     if not dropout:
         return Batch(tokens_BT, targets_BT)

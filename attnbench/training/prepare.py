@@ -1,4 +1,4 @@
-"""From settings to a run with everything resolved: device, kernel, corpus, matched model, identity, folder."""
+"""From settings to a run with everything resolved."""
 
 import math
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def _num_steps(settings: RunSettings, steps_per_epoch: int) -> int:
 
 
 def with_identity(prepared: Run, settings: RunSettings) -> Run:
-    """Return a copy with these settings (rate, seed, evaluations), and compute its hash and folder."""
+    """Return a copy with these settings (rate, seed, evaluations), its hash and folder."""
     run = replace(prepared, settings=settings)
     run.config_hash = config_hash(run.content())
     name = f"{settings.mixer.name}-{settings.model.name}-T{settings.seq_len}-seed{settings.seed}-{run.config_hash}"
@@ -118,13 +118,10 @@ def _resolved_of(folder: Path) -> dict[str, Any]:
 
 
 def check_code(folder: Path, mixers: Sequence[MixerSettings], parts: Sequence[str] = ("sources",)) -> None:
-    """Refuse a run that was trained by other code.
+    """Refuse a run that was trained by other code, or whose config.yaml is incomplete.
 
     Args:
         parts: of `code_of_training`; sources are those of classes outside attnbench.
-
-    Raises:
-        UserError: it was, or its config.yaml is incomplete.
     """
     resolved, code = _resolved_of(folder), code_of_training(mixers)
     for name in parts:

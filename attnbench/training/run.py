@@ -35,11 +35,7 @@ _say_once = cache(log.info)
 
 
 def make_ready(device: torch.device, shape: str | None = None) -> None:
-    """Make the device ready for a training, before anything is built, generated or timed.
-
-    Args:
-        shape: see `device.start_afresh`.
-    """
+    """Make the device ready before anything is built, generated or timed. `shape`: see `device.start_afresh`."""
     start_afresh(device, shape)
     if device.type == "cpu":
         warn_of_load()
@@ -77,7 +73,7 @@ class TrainedJob(Job):
         """The model with initial weights."""
 
     def load_data(self) -> None:
-        """Make the data of the training ready on the device."""
+        """Load the data onto the device."""
 
     @abstractmethod
     def trial_batch(self) -> Batch:
@@ -88,7 +84,7 @@ class TrainedJob(Job):
         """The batch of a step."""
 
     def share(self, step: int) -> Batch:
-        """This rank's rows of it."""
+        """This rank's rows of a batch."""
         return self.batches(step)
 
     @abstractmethod
@@ -104,7 +100,7 @@ class TrainedJob(Job):
         """Return the last step if the numbers of a validation end the training early."""
 
     def mirror(self, is_resumed: bool) -> WandbMirror | None:
-        """Open its run in wandb; None: it has none."""
+        """Open its run in wandb, if it has one."""
         return None
 
     @property
@@ -113,7 +109,6 @@ class TrainedJob(Job):
 
     @property
     def num_devices(self) -> int:
-        """Devices that train it together."""
         return self.group.size if self.group is not None else 1
 
     def train_model(self, stop: StopRequest) -> tuple[TrainState, Stopwatch]:
@@ -153,10 +148,7 @@ class TrainedJob(Job):
 
     def begin_training(self, stop: StopRequest, stack: ExitStack) -> tuple[TrainState, Sitting]:
         """Load the last kept state or build a fresh one, open its log, and make up for an interrupted validation.
-
-        Args:
-            stack: closes the log and the watch for pauses.
-        """
+        `stack` closes the log and the watch for pauses."""
         model, record, folder = self.build(), self.record(), self.folder / "checkpoint"
         resumed = checkpoint.load_last(folder, model)
         if resumed is None:
@@ -178,7 +170,6 @@ class TrainedJob(Job):
         return state, sitting
 
     def located(self, error: DivergedError, state: TrainState) -> DivergedError:
-        """See `divergence.located`."""
         settings = self.train
         if self.group is not None:
             # This process runs the rows of all ranks, in parts of its own size.

@@ -1,4 +1,4 @@
-"""Sample of text from a trained language model, kept for the report."""
+"""Sample of text from a trained model, for the report."""
 
 import json
 from collections.abc import Iterator
@@ -19,11 +19,10 @@ NUM_PROMPT, NUM_CHARACTERS, TEMPERATURE, SEED = 64, 300, 0.8, 0
 
 
 def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens_N: Tensor) -> None:
-    """Write the model's continuation of the first tokens of a text, comparable for models of one tokenizer.
+    """Write the model's continuation of the first tokens of a text, comparable for models of one tokenizer, and leave
+    the model in evaluation mode.
 
     {"prompt": "...", "text": "...", "temperature": 0.8, "seed": 0}
-
-    Leaves the model in evaluation mode.
     """
     device, tokenizer = model.embedding.weight.device, tokenizer_of(record)
     prompt_BT = tokens_N[:NUM_PROMPT].long()[None].to(device)

@@ -1,4 +1,4 @@
-"""Speed of a training, over the last half of its steps."""
+"""Speed of a training."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ MIN_STEPS = 100
 def speed_row(path: Path, num_steps: int, tokens_per_step: int) -> Measurement:
     """Return the row of a training's tokens per second, or one with the reason why there is none.
 
-    Uses the intervals of metrics.jsonl in the last half of the steps; each has its own speed, without validations,
-    checkpoints, pauses and a process's first step.
+    Uses the intervals of metrics.jsonl in the last half of the steps, without validations, checkpoints, pauses and a
+    process's first step.
     """
     missing = {"metric": "tokens_per_second", "value": None, "unit": "token/s", "status": "not_reached"}
     if num_steps < MIN_STEPS:

@@ -1,4 +1,4 @@
-"""Several trainings of equal shapes computed as one; each keeps its own state.
+"""Several trainings of equal shapes computed as one.
 
 Parameters and moments are stacked, (R, ...), and the tensors of each training are views of its part, so that checks,
 scores and checkpoints work as for a single training.
@@ -41,8 +41,6 @@ that is left alone is therefore computed with a copy."""
 
 @dataclass(kw_only=True, eq=False)
 class Member:
-    """A training of a stack."""
-
     state: TrainState
     batches: Callable[[int], Batch]
     """Batch of each step; equal shapes in all members, except for the length after the last label."""
@@ -82,11 +80,8 @@ class Member:
 
 
 def train_stack(members: Sequence[Member], *, precision: str, captured: bool = False) -> Iterator[Member]:
-    """Train all members to their ends; yield each when it is over.
-
-    Raises:
-        Interrupted: a hook was asked to stop; all remaining members have been kept.
-    """
+    """Train all members to their ends; yield each when it is over. Raises Interrupted if a hook was asked to stop; all
+    remaining members have been kept."""
     waiting, stack = list(members), None
     for member in members:
         member.state.model.train()
@@ -97,24 +92,24 @@ def train_stack(members: Sequence[Member], *, precision: str, captured: bool = F
         if not waiting:
             return
         if stack is None or _is_worth_compacting(stack.members, waiting):
-            # Released first, because a captured step has its own memory.
+            # A captured step has its own memory.
             stack = None
             stack = Stack(waiting, precision, captured=captured)
         interrupted = _advance(stack, waiting)
         if interrupted is not None:
-            # Members that ended with this step have kept nothing, so they are recorded before the stop.
+            # They have kept nothing, so they are recorded before the stop.
             yield from [member for member in waiting if member.is_over and not member.state.validation_due]
             raise interrupted
 
 
 def _advance(stack: "Stack", waiting: Sequence[Member]) -> Interrupted | None:
-    """Make one step of the waiting members; return an interruption."""
+    """Return an interruption."""
     reports, interrupted = stack.step(waiting), None
-    # All steps are counted before the first hook, which may read several states.
+    # A hook may read several states.
     for member in waiting:
         member.state.step += 1
-    # Until a state is kept, a signal may interrupt any hook. This step is then discarded, because its validation or log
-    # may be incomplete.
+    # Until a state is kept, a signal may interrupt any hook. This step is then discarded: its validation or log may be
+    # incomplete.
     for member in waiting:
         member.after_step(reports[member])
     for member in waiting:
@@ -157,15 +152,12 @@ class Stack:
         self._still = torch.zeros((), device=self.device)
         self._is_new = True
         self._call = CapturedCall(self._on_tensors) if captured else self._on_tensors
-        # Torch's attention on a CPU has no batching rule: it runs one training at a time and would warn at every step.
+        # Torch's attention on a CPU has no batching rule and would warn at every step.
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, moving: Sequence[Member]) -> dict[Member, StepReport]:
-        """Make the next step of `moving`; other members do not change.
-
-        Returns:
-            Loss and gradient norm by member, copied to the CPU at once if any is logged.
-        """
+        """Make the next step of `moving`; other members do not change. Returns loss and gradient norm by member, copied
+        to the CPU at once if any is logged."""
         given = {member: member.batches(member.state.step) for member in moving}
         # The results of inactive members are discarded.
         batches = self._with_twins([given.get(member, given[moving[0]]) for member in self.members])
@@ -200,7 +192,7 @@ class Stack:
     def _on_tensors(self, rates_R: Tensor, is_still_R: Tensor, *parts: Tensor) -> StepReport:
         with record_function("forward"), computing(self.precision, self.device):
             loss_R = self._losses(*parts)
-        # Gradients of a sum: no training's loss affects another's gradient.
+        # No training's loss affects another's gradient.
         with record_function("backward"), multiplying(self.precision):
             gradients = torch.autograd.grad(loss_R.sum(), [*self.tensors.parameters.values()], allow_unused=True)
         with record_function("optimizer"):
@@ -223,7 +215,7 @@ class Stack:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Stack a part of the members' batches; shorter rows are padded with zeros, which are not labels."""
+    """Shorter rows are padded with zeros, which are not labels."""
     width = max(part.shape[-1] for part in parts)
     return torch.stack(
         [part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1])) for part in parts]
@@ -231,7 +223,7 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _Nats(nn.Module):
-    """`batch_nats` as a module, for functional_call."""
+    """For functional_call."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -242,9 +234,8 @@ class _Nats(nn.Module):
 
 
 class StackedTensors:
-    """Parameters and moments of R trainings, one tensor (R, P) of each kind.
-
-    With all parameters of a training in one row, clipping and AdamW need few kernels.
+    """Parameters and moments of R trainings, one tensor (R, P) of each kind: clipping and AdamW then need few
+    kernels.
 
     Args:
         states: their tensors become views of the rows.
@@ -291,9 +282,7 @@ class StackedTensors:
         self, gradients: Sequence[Tensor | None], rates_R: Tensor, is_still_R: Tensor, settings: TrainSettings
     ) -> Tensor:
         """Clip and update each training as `step.clip` and `step.update`; return the norms (R,) before clipping.
-
-        Trainings in `is_still_R`, and those with non-finite gradients, do not change.
-        """
+        Trainings in `is_still_R`, and those with non-finite gradients, do not change."""
         parts = []
         for tensor, gradient in zip(self.parameters.values(), gradients, strict=True):
             parts.append((torch.zeros_like(tensor) if gradient is None else gradient).flatten(1))
@@ -311,7 +300,7 @@ class StackedTensors:
         # Clamped for trainings without any update.
         count_R1 = self.count_RN[:, :1].double().clamp(min=1.0)
         kept = self.parameters_RP, self.first_RP, self.second_RP
-        # Themselves, unless they are in bfloat16: as in torch's fused kernel a step is then rounded once.
+        # Unless in bfloat16 they are themselves: as in torch's fused kernel a step is rounded once.
         parameters_RP, first_RP, second_RP = moved = [tensor.to(self.dtype) for tensor in kept]
         root_R1 = (1 - settings.beta2**count_R1).sqrt().to(gradient_RP.dtype)
         rates_R1 = rates_R[:, None].to(gradient_RP.dtype) * moves_R1

@@ -32,7 +32,7 @@ class SplitSums(TorchFunctionMode):
 
 class _Linear(torch.autograd.Function):
     """x_R...D and weight_RED to x weight^T, (R, ..., E); called within vmap, which adds the R. `rounded_RED` is the
-    weight in x's dtype. The sum of the weight's gradient has the weight's own dtype: a cast of it would be a launch."""
+    weight in x's dtype. The weight's gradient has the weight's own dtype: a cast would be a launch."""
 
     @staticmethod
     def forward(x: Tensor, weight_RED: Tensor, rounded_RED: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def num_parts(num_rows: int) -> int:
-    """Return the number of parts, a power of two, for a sum over this many rows."""
+    """Return the parts, a power of two, of a sum over this many rows."""
     parts = 1
     while num_rows % (2 * parts) == 0 and num_rows // (2 * parts) >= LEAST_ROWS:
         parts *= 2

@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """Loss and gradient norm of a step, on the device."""
+    """Tensors on the device."""
 
     loss: Tensor
     """In nats per label."""
@@ -75,11 +75,8 @@ def foresee(
     precision: str,
     parameters: Iterable[Tensor] | None = None,
 ) -> None:
-    """Start compiling the Triton kernels of a step that does not use torch.compile, on CUDA.
-
-    Args:
-        parameters: differentiated; None: the model's.
-    """
+    """Start compiling the Triton kernels of a step that does not use torch.compile, on CUDA. `parameters` are
+    differentiated; None: the model's."""
     if not on_kernels(first := next(model.parameters())):
         return
     # The trace uses tensors without storage, which kernels of other libraries would read.
@@ -98,7 +95,6 @@ def foresee(
 
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """Return the nats over all labels of the batch."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     return nats_of(model.readout, hidden, batch.targets_BT, batch.weight_BT)
 
@@ -106,7 +102,7 @@ def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
 def compiled_nats(device: torch.device) -> Callable[[LanguageModel, Batch], Tensor]:
     """Return `batch_nats` through torch.compile in three parts: before the blocks, a block, and after them.
 
-    Equal blocks are compiled once; one graph of the whole model would take as many times longer to compile as it has
+    Equal blocks are compiled once; a graph of the whole model would take as many times longer to compile as it has
     blocks, and is hardly faster. A block returns its last residual sum as two terms; the next part adds them, fused
     with its norm.
     """
@@ -281,8 +277,8 @@ def clip(gradients: dict[str, Tensor], limit: float) -> Tensor:
 def update(
     state: TrainState, gradients: dict[str, Tensor], norm: Tensor, rate: Tensor, settings: TrainSettings
 ) -> None:
-    """Make one AdamW step (Loshchilov and Hutter, 2019) in place, by torch's fused kernel; nothing changes if `norm` is
-    not finite."""
+    """One AdamW step (Loshchilov and Hutter, 2019) in place, by torch's fused kernel; nothing changes if `norm` is not
+    finite."""
     parameters = dict(state.model.named_parameters())
     spared = state.model.undecayed()
     not_finite = (~torch.isfinite(norm)).float()

@@ -1,4 +1,4 @@
-"""Axes: the settings of a row that identify its measurement, as opposed to the settings of the run that made it."""
+"""Axes: the settings of a row that identify its measurement, not the run that made it."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +72,7 @@ def distinguish_variants(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def _endings(row: ResultRow) -> list[dict[str, str]]:
-    """List the possible endings of a variant's name, by setting; later dicts serve only ties."""
+    """Possible endings of a variant's name, by setting; later dicts serve only ties."""
     identity, settings = row.identity, row.measurement.settings
     options = settings.get(MIXER_OPTIONS)
     # A hybrid has a list of options.
@@ -113,8 +113,7 @@ def with_precision(rows: list[ResultRow]) -> list[ResultRow]:
 
 
 def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Make differing options of an evaluation settings: trainings of 500 and of 1,500 steps are neither averaged nor
-    compared."""
+    """Trainings of 500 and of 1,500 steps are neither averaged nor compared."""
     by_key: dict[Key, list[dict[str, Any]]] = {}
     for row in rows:
         options = row.measurement.settings.get(EVALUATION_OPTIONS)

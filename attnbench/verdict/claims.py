@@ -1,4 +1,4 @@
-"""Decide a published claim from rows: what each contrast found, and one of nine words."""
+"""Decide a published claim from rows: the finding of each contrast, and one of nine words."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,8 +49,6 @@ IN_ORDER_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlScores:
-    """Outcome of a positive control."""
-
     name: str
     rate: float
     scores: list[float | None]
@@ -78,7 +76,7 @@ class ControlScores:
 def control_scores(
     control: ControlSettings, name: str, rate: float, scores: Sequence[float | None], chance: float
 ) -> ControlScores:
-    """Return the outcome of a control from its accuracies on search seeds."""
+    """`scores` are accuracies on search seeds."""
     chance = chance if control.scaled else 0.0
     return ControlScores(
         name=name,
@@ -175,7 +173,7 @@ class _MissingError(Exception): ...
 
 
 def _short_of_trained_range(claim: ClaimSettings, scored: Sequence[Figure]) -> str:
-    """Name a variant of which fewer than two seeds have learned the trained lengths; empty if there is none."""
+    """Name a variant of which fewer than two seeds have learned the trained lengths."""
     if claim.trained_range is None:
         return ""
     axes = {name for it in scored if it.metric == "selection" for name in it.settings} - {"split"}
@@ -279,7 +277,7 @@ def _figure(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) 
 
 
 def _scores(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> list[float]:
-    """Return the scores of a variant in the order of seeds."""
+    """In the order of seeds."""
     figure = _figure(contrast, variant, scored)
     seeds = sorted({seed for it in scored if it.evaluation == figure.evaluation for seed in it.values})
     missing = [seed for seed in seeds if seed not in figure.values]

@@ -1,7 +1,7 @@
-"""Tests of a claim by kind, from scores alone: what each found, and the number of seeds that would decide it.
+"""Tests of a claim by kind, from scores alone, and the number of seeds that would decide it.
 
-Scores are in the order of seeds, chance-scaled where the claim says so; those of two variants are not paired. Tests
-are one-sided at LEVEL, their p-values adjusted by Holm's procedure over the claim in verdict/claims.py.
+Scores are in the order of seeds, chance-scaled where the claim says so; those of two variants are not paired. Tests are
+one-sided at LEVEL, their p-values adjusted by Holm's procedure over the claim in verdict/claims.py.
 """
 
 import math
@@ -153,7 +153,7 @@ def _half_width(spread: float, num: int) -> float:
 
 
 def _fisher_power(first: float, second: float, num: int) -> float:
-    """Return the power of Fisher's test of `num` seeds a side, at these shares of solved seeds."""
+    """At these shares of solved seeds, with `num` seeds a side."""
     from scipy.stats import binom, hypergeom
 
     a, b = np.arange(num + 1)[:, None], np.arange(num + 1)

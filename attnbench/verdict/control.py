@@ -24,8 +24,8 @@ def judge_control(
 ) -> list[Verdict]:
     """Compare the reference with itself under shifted seeds, as a separate family.
 
-    Rows of the reference may have another name, of a variant whose runs it shares; evaluations without rows of the
-    control are left out.
+    Rows of the reference may have the name of a variant whose runs it shares; evaluations without rows of the control
+    are left out.
     """
     if not control:
         return []

@@ -17,7 +17,7 @@ WIDTH = "width"
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A score and the cost of its model; both have means."""
+    """A score and the cost of its model, both means."""
 
     score: Figure
     cost: Figure
@@ -34,7 +34,7 @@ class Priced:
 
 
 def widths_of(points: Sequence[Priced]) -> list[int]:
-    """Return the sorted widths of the models if there are several."""
+    """Return the sorted widths if there are several."""
     widths = sorted({point.score.settings[WIDTH] for point in points if WIDTH in point.score.settings})
     return widths if len(widths) > 1 else []
 
@@ -60,7 +60,7 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary, metric:
 
     def cost_of(score: Figure) -> Figure | None:
         costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
-        # The largest batch; throughput is measured before scaling.
+        # The largest batch is measured before scaling.
         return max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
 
     found = [[Priced(it, cost) for it in group if it.mean is not None and (cost := cost_of(it))] for group in groups]

@@ -30,7 +30,7 @@ Corner = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """An effect in nats, negative if it helps, and its 95 % interval."""
+    """In nats, negative if it helps, with its 95 % interval."""
 
     name: str
     """A part, or "gate × positions"; both names of two inseparable effects."""
@@ -52,7 +52,7 @@ class Factorial:
 
     @classmethod
     def of(cls, variants: Sequence[str], factors: Sequence[str]) -> "Factorial":
-        """Read the corners from variants' names; other variants are left out."""
+        """Variants that name no corner are left out."""
         named = [(name.split(SIGN)[0], frozenset(name.split(SIGN)[1:])) for name in variants]
         return cls(factors=list(factors), corners=[corner for corner in named if corner[1] <= set(factors)])
 
@@ -98,7 +98,7 @@ class Effects:
 
 
 def effects_on_nats(factorial: Factorial, figures: Sequence[Figure], primary: Primary) -> Effects:
-    """Estimate the effects on the nats of one evaluation; mixers with a failed or missing corner are left out."""
+    """Mixers with a failed or missing corner are left out."""
     measured = by_variant(figures, primary)
     values: dict[Corner, dict[int, float]] = {}
     gaps, incomplete = [], dict.fromkeys(factorial.mixers, False)

@@ -53,12 +53,12 @@ class Pair:
 
     @property
     def sample(self) -> tuple[Any, ...]:
-        """Sample that the test takes: the differences, or both scores."""
+        """The test takes the differences, or both scores."""
         return self.scores or self.differences
 
     @property
     def limit(self) -> str:
-        """ceiling or floor, if both variants are there and the ladder cannot separate them; otherwise empty."""
+        """ceiling or floor, if both variants are there and the ladder cannot separate them."""
         return limit(self.scores, self.settings.get("levels"))
 
     @property
@@ -106,7 +106,8 @@ def name_family(
     evaluations: Sequence[str],
     shared: Mapping[str, Mapping[str, str]],
 ) -> list[tuple[str, str, str]]:
-    """Return the pairs of a comparison as (evaluation, first, second), before anything is measured.
+    """Return the pairs of a comparison as (evaluation, first, second), before anything is measured. More than 6
+    variants need a reference.
 
     Args:
         reference: the variant that all others are paired with; None: all pairs.
@@ -164,12 +165,12 @@ def fewest_seeds_of(primary: Primary, num_pairs: int) -> int:
 
 
 def fewest_seeds(test: PairedTest, alpha: float) -> int:
-    """Return the fewest seeds with which `test` can reject at level `alpha`."""
+    """With which `test` can reject at level `alpha`."""
     return next(num for num in range(2, MAX_SEEDS + 1) if test.smallest_p(num) <= alpha)
 
 
 def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
-    """Return the figures of the primary metric by variant, at the hardest measured setting."""
+    """By variant, at the hardest measured setting."""
     by_setting: dict[str, dict[str, Figure]] = {}
     for figure in figures:
         if figure.variant in variants and primary.takes(figure.metric, figure.settings):
@@ -179,7 +180,7 @@ def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Seque
 
 
 def solved_beside(score: Figure, primary: Primary, figures: Sequence[Figure]) -> Figure | None:
-    """Find the solved seeds that this score decides, among figures of its evaluation."""
+    """Find the solved seeds that this score decides."""
     of_variant = [it for it in figures if it.variant == score.variant]
     for solved in (it for it in of_variant if it.metric == "solved"):
         place = {name: value for name, value in solved.settings.items() if not is_chance(name)}

@@ -1,4 +1,4 @@
-"""Check a comparison against its freeze.json: contents, scores and their order."""
+"""Check a comparison against its freeze.json."""
 
 import json
 from collections import Counter
@@ -44,7 +44,7 @@ def frozen_sentence(
         others = _other_rules(measured, {name: str(entry.get("id")) for name, entry in protocols.items()})
         return " ".join([NOT_FROZEN, *(f"{fault[0].upper()}{fault[1:]}." for fault in others)])
     then = {str(name): str(entry["id"]) for name, entry in freeze["protocols"].items()}
-    # Only evaluations with a primary metric are scored at every seed of the plan.
+    # Only these are scored at every seed of the plan.
     tested = [name for name, entry in freeze["protocols"].items() if entry["primary"] is not None]
     seeds = {*freeze["seeds"], *freeze["probe_seeds"], *freeze["control_seeds"]}
     more = sorted({row.identity.seed for name in tested for row in measured.get(name, [])} - seeds)
@@ -110,10 +110,8 @@ def _order(frozen: str, committed: tuple[str, str] | None, first_scored: str | N
 
 
 def _searched_otherwise(freeze: Mapping[str, Any], rates: Iterable[Choice]) -> str:
-    """Describe language models with another search of rates than the frozen one.
-
-    In files without `rates_in_full`, a search trains two rates in full.
-    """
+    """Describe language models with another search of rates than the frozen one. In files without `rates_in_full`, a
+    search trains two rates in full."""
     others = [rate for rate in rates if len(rate.scores) > 2 and rate.after_an_epoch]
     if "rates_in_full" in freeze or not others:
         return ""

@@ -86,7 +86,7 @@ UNPAIRED = Unpaired()
 
 
 def limit(scores: Sequence[Sequence[float]], levels: int | None) -> str:
-    """Return "ceiling" or "floor" where the means of both samples are there; otherwise an empty text."""
+    """Return "ceiling" or "floor" if both means are there."""
     if not levels or not scores or not all(scores):
         return ""
     shares = [float(np.mean(values)) / levels for values in scores]

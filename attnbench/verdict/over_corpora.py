@@ -46,7 +46,7 @@ class OverCorpora:
 
 
 def over_corpora(verdicts: Sequence[Verdict]) -> list[OverCorpora]:
-    """Group the verdicts by evaluation and pair; evaluations that name no corpus are left out."""
+    """Evaluations that name no corpus are left out."""
     groups: dict[tuple[str, str, str], dict[str, Verdict]] = {}
     for verdict in verdicts:
         evaluation, corpus = split_name(verdict.pair.evaluation)

@@ -1,4 +1,4 @@
-"""Two samples that are not paired: Welch's test of their means, and the splits of a permutation test."""
+"""Two unpaired samples: Welch's test of their means, and the splits of a permutation test."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ MAX_SPLITS = 100_000
 
 
 def welch_p_value(first: Sequence[float], second: Sequence[float], centre: float = 0.0) -> float:
-    """Return Welch's one-sided p-value of the hypothesis that the difference of the means is at most `centre`."""
+    """One-sided, of the hypothesis that the difference of the means is at most `centre`."""
     from scipy.special import stdtr
 
     difference, error, freedom = welch(first, second)
@@ -21,7 +21,7 @@ def welch_p_value(first: Sequence[float], second: Sequence[float], centre: float
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
-    """Return the difference of the means, its standard error, and Welch's degrees of freedom (1 without an error)."""
+    """Return the difference of the means, its standard error, and the degrees of freedom (1 without an error)."""
     parts = [float(np.var(scores, ddof=1)) / len(scores) if len(scores) > 1 else math.inf for scores in (first, second)]
     squares = sum(part**2 / max(len(scores) - 1, 1) for part, scores in zip(parts, (first, second), strict=True))
     freedom = sum(parts) ** 2 / squares if squares and math.isfinite(squares) else 1.0
@@ -29,7 +29,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float
 
 
 def welch_interval(first: Sequence[float], second: Sequence[float], level: float) -> tuple[float, float]:
-    """Return the difference of the means, and half the width of Welch's interval."""
+    """Return the difference of the means, and half the width of the interval."""
     from scipy.special import stdtrit
 
     difference, error, freedom = welch(first, second)
@@ -38,7 +38,7 @@ def welch_interval(first: Sequence[float], second: Sequence[float], level: float
 
 @lru_cache(maxsize=4)
 def splits(num_first: int, num_second: int) -> np.ndarray:
-    """Return the first group of each split of so many scores, (splits, scores) bool; the observed split comes first."""
+    """Return the first group of each split, (splits, scores) bool; the observed split comes first."""
     total = num_first + num_second
     if (number := math.comb(total, num_first)) > MAX_SPLITS:
         observed = np.tile(np.arange(total) < num_first, (MAX_SPLITS, 1))

@@ -20,7 +20,7 @@ TIE = 1e-12
 
 
 def difference_power(effect: float, spread: float, alpha: float, num: int, freedom: int | None = None) -> float:
-    """Return the power of Student's test of `num` pairs at level `alpha` for the difference `effect`.
+    """Power of Student's test of `num` pairs at level `alpha` for the difference `effect`.
 
     Args:
         freedom: degrees of freedom of the spread; None: those of pairs, num - 1.
@@ -35,7 +35,7 @@ def difference_power(effect: float, spread: float, alpha: float, num: int, freed
 def equivalence_power(
     effect: float, spread: float, margin: float, alpha: float, num: int, freedom: int | None = None
 ) -> float:
-    """Return the power of two one-sided tests of `num` pairs, at level `alpha` each, to show equivalence."""
+    """Power of two one-sided tests of `num` pairs, at level `alpha` each."""
     from scipy.stats import chi2, norm, t
 
     error, freedom = spread / math.sqrt(num), freedom or num - 1
@@ -47,7 +47,7 @@ def equivalence_power(
 
 
 def flips_power(effect: float, spread: float, rank: int, num: int, seen: Sequence[float]) -> float:
-    """Return the power of a sign-flip test of `num` pairs, at most MAX_DRAWN.
+    """Power of a sign-flip test of `num` pairs, at most MAX_DRAWN.
 
     Args:
         rank: of the interval's end among the ordered means of subsets, from 1.
@@ -62,18 +62,18 @@ def flips_power(effect: float, spread: float, rank: int, num: int, seen: Sequenc
 
 @lru_cache(maxsize=256)
 def _lower_ends(num: int, rank: int, seen: tuple[float, ...]) -> np.ndarray:
-    """Draw `num` differences many times from `seen`, or normal ones; return the lower end of each interval."""
+    """Draw `num` differences many times; return the lower end of each interval."""
     rng, shape = np.random.default_rng(0), (num, NUM_DRAWS)
     drawn = rng.choice(seen, shape) if seen else rng.normal(size=shape)
     subsets = (np.arange(1, 2**num)[:, None] >> np.arange(num) & 1).astype(float)
     subsets /= subsets.sum(axis=1, keepdims=True)
-    # In parts, because the means of all draws take 260 MB.
+    # The means of all draws take 260 MB.
     parts = np.array_split(drawn, NUM_PARTS, axis=1)
     return np.concatenate([np.partition(subsets @ part, rank - 1, axis=0)[rank - 1] for part in parts])
 
 
 def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
-    """Return the power of McNemar's exact test of `num` seeds at level `alpha` for a difference of shares."""
+    """Power of McNemar's exact test of `num` seeds at level `alpha`."""
     from scipy.stats import binom
 
     more, fewer = _discordant(effect, spread)
@@ -86,7 +86,7 @@ def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
 
 
 def shares_equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-    """Return a lower bound on the probability that `num` seeds show equivalent shares at level `alpha`."""
+    """Lower bound on the power to show equivalent shares with `num` seeds at level `alpha`."""
     from scipy.stats import binom
 
     most = binom.ppf(alpha, num, margin)

@@ -72,7 +72,6 @@ class Verdict:
 
 
 def common_reference(verdicts: Sequence[Verdict]) -> str | None:
-    """Return the variant that all others were compared with, if there is one."""
     seconds = {verdict.pair.second for verdict in verdicts}
     return seconds.pop() if len(seconds) == 1 else None
 
@@ -155,7 +154,6 @@ def _at_look(pair: Pair, num_seeds: int) -> Pair:
 
 
 def next_look(verdict: Verdict) -> int | None:
-    """Return the number of seeds at an undecided pair's next look, if there is one."""
     if verdict.outcome != "undecided" or verdict.is_equivalent:
         return None
     return next((num_seeds for num_seeds in LOOKS if num_seeds > verdict.num_seeds), None)
@@ -193,7 +191,7 @@ def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """The differences that this comparison could have detected in a primary metric."""
+    """Smallest detectable differences in a primary metric."""
 
     evaluation: str
     primary: Primary
@@ -207,7 +205,7 @@ class Noise:
 
 
 def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]:
-    """Return the noise floor of each primary metric; `in_looks`: the seeds came by plan.seeds=auto."""
+    """`in_looks`: the seeds came by plan.seeds=auto."""
     floors = []
     # Seeds that diverged count as chance, so the spread of their pairs is not noise.
     by_evaluation = grouped((pair for pair in pairs if not pair.failed), lambda pair: pair.evaluation)

@@ -1,4 +1,4 @@
-"""Learning rates: scores by rate, the width of the working rates, and the cost of a wrong rate."""
+"""Scores by learning rate: the width of the working rates, and the cost of a wrong rate."""
 
 import math
 from collections.abc import Mapping, Sequence

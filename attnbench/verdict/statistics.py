@@ -83,7 +83,7 @@ def share_interval(count: float, num: int, tail: float = (1 - CONFIDENCE) / 2) -
 
 
 class PairedTest(ABC):
-    """A test of the differences of pairs of scores; verdict/levels.py has the one that takes both scores, unpaired."""
+    """Takes the differences of pairs of scores; verdict/levels.py has the test that takes both scores, unpaired."""
 
     name: str
 
@@ -106,7 +106,7 @@ class PairedTest(ABC):
         """
 
     def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
-        """Return the power of the test of `num` pairs at level `alpha`; by default Student's.
+        """Power of the test of `num` pairs at level `alpha`; by default Student's.
 
         Args:
             effect, spread: mean and standard deviation of the differences.
@@ -120,7 +120,7 @@ class PairedTest(ABC):
         return equivalence_power(effect, spread, margin, alpha, num) if can else 0.0
 
     def detectable(self, spread: float, alpha: float, num: int) -> float:
-        """Return the difference that `num` normal pairs find with probability 0.8."""
+        """The difference that `num` normal pairs find with probability 0.8."""
         from scipy.optimize import bisect
 
         def excess(effect: float) -> float:
@@ -139,8 +139,8 @@ class PairedTest(ABC):
         more_than: int = 1,
         seen: Sequence[float] = (),
     ) -> int | None:
-        """Return the number of seeds above `more_than` that find a difference or show equivalence with probability 0.8;
-        None: over 100."""
+        """Return the seeds above `more_than` that find a difference or show equivalence with probability 0.8; None:
+        over 100."""
         for num in range(more_than + 1, MAX_SEEDS + 1):
             finds = self.power(effect, spread, alpha, num, seen) >= POWER
             if finds or self.equivalence_power(effect, spread, margin, equivalence_alpha, num) >= POWER:
@@ -149,7 +149,7 @@ class PairedTest(ABC):
 
 
 class Student(PairedTest):
-    """Student's paired t-test; assumes about normal differences."""
+    """Assumes about normal differences."""
 
     name = TEST_NAMES["nats"]
 
@@ -186,8 +186,8 @@ class Student(PairedTest):
 
 
 class Permutation(PairedTest):
-    """Permutation test. The ends of its intervals are differences at which another arrangement of the scores has the
-    observed difference: those that it does not reject lie between two of them (Hartigan 1969, JASA 64)."""
+    """The ends of its intervals are differences at which another arrangement of the scores has the observed difference:
+    those that it does not reject lie between two of them (Hartigan 1969, JASA 64)."""
 
     @abstractmethod
     def equal_at(self, differences: Sequence[Any]) -> np.ndarray:
@@ -197,11 +197,11 @@ class Permutation(PairedTest):
         return _mean(differences)
 
     def near(self, differences: Sequence[Any], centre: float = 0.0) -> float:
-        """Return the distance below which two differences are equal apart from rounding."""
+        """Differences below it are equal apart from rounding."""
         return TIE * max(abs(centre), *map(abs, differences))
 
     def one_sided(self, differences: Sequence[Any], centre: float) -> tuple[float, float]:
-        """Return the p-values of the hypotheses that the difference is at most `centre`, and that it is at least."""
+        """Return the p-values of the hypotheses that the difference is at most, and at least, `centre`."""
         equal_at, near = self.equal_at(differences), self.near(differences, centre)
         # The observed arrangement, and those that are equal to it, count on both sides.
         above = 1 + np.count_nonzero(equal_at <= centre + near)
@@ -215,7 +215,7 @@ class Permutation(PairedTest):
         return max(self.one_sided(differences, -margin)[0], self.one_sided(differences, margin)[1])
 
     def ends(self, differences: Sequence[Any], level: float) -> tuple[float, float]:
-        """Return the ends of the interval at `level`; infinite where no difference is rejected."""
+        """Infinite where no difference is rejected."""
         equal_at = np.sort(self.equal_at(differences))
         rank = rank_of_end(1 - level, len(equal_at) + 1)
         return (float(equal_at[rank - 1]), float(equal_at[-rank])) if rank else (-math.inf, math.inf)
@@ -312,10 +312,8 @@ class McNemar(PairedTest):
 
 
 def widened(low: float, high: float, mean: float, resolution: float) -> tuple[float, float]:
-    """Extend an interval to at least `resolution` from the mean.
-
-    An end keeps its sign if it would cross 0: a difference can be significant although it is less than an item.
-    """
+    """Extend an interval to at least `resolution` from the mean. An end keeps its sign if it would cross 0: a
+    difference can be significant although it is less than an item."""
     wide_low, wide_high = min(low, mean - resolution), max(high, mean + resolution)
     return low if wide_low <= 0 < low else wide_low, high if high < 0 <= wide_high else wide_high
 

@@ -1,7 +1,4 @@
-"""Variants in a table: a few headline columns for each evaluation.
-
-The columns are the `headline` of the evaluation's class; without one, a column of its first metric.
-"""
+"""Variants in a table of headline columns: the `headline` of an evaluation's class; without one, its first metric."""
 
 import math
 import re
@@ -48,7 +45,7 @@ class Entry:
 
     @property
     def is_solved(self) -> bool:
-        """True if all seeds solve the task, or it is unknown how many do."""
+        """All seeds solve the task, or it is unknown how many do."""
         return len({*self.solved.removesuffix(" solved").split(" of ")}) == 1
 
 
@@ -69,7 +66,7 @@ class Summary:
 
 
 def summary(figures: Sequence[Figure], verdicts: Sequence[Verdict], variants: Iterable[str] = ()) -> Summary:
-    """Summarize all evaluations that have figures; `variants` have a line even without figures."""
+    """`variants` have a line even without figures."""
     evaluations = dict.fromkeys(figure.evaluation for figure in figures)
     columns = [column for evaluation in evaluations for column in headline_columns(figures, evaluation)]
     lines, primaries = {}, primary_metrics(evaluations)
@@ -116,7 +113,7 @@ def verdicts_of(
     primaries: Mapping[str, Primary] | None = None,
     in_looks: bool = False,
 ) -> list[Verdict]:
-    """Judge the variants in `rank` at the primary metrics (by default those in conf/ that have figures)."""
+    """`primaries` are by default those in conf/ that have figures."""
     if primaries is None:
         primaries = primary_metrics(figure.evaluation for figure in figures)
     pairs = family(figures, rank=rank, reference=reference, primaries=primaries)
@@ -129,11 +126,8 @@ def primary_metrics(evaluations: Iterable[str]) -> dict[str, Primary]:
 
 
 def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]:
-    """List the summary's columns for an evaluation.
-
-    If nothing was measured at the settings of its headlines, a measured metric has a column; not so for trainings,
-    whose other rows are not scores.
-    """
+    """If nothing was measured at the settings of its headlines, a measured metric has a column; not so for trainings,
+    whose other rows are not scores."""
     figures = [figure for figure in figures if figure.evaluation == evaluation]
     if not figures:
         return []
@@ -146,7 +140,7 @@ def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]
 
 
 def evaluation_class(name: str) -> Any:
-    """Return the class of an evaluation or bench of conf/; None for others."""
+    """Return the class of an evaluation or bench of conf/."""
     name, _ = split_name(name)
     # Looked up among existing files, because the name comes from rows.
     target = {**own_targets("bench"), **own_targets("eval")}.get(name)
@@ -191,7 +185,7 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
 
 
 def _sizes(settings: dict[str, Any], names: Sequence[str]) -> list[float]:
-    """Convert settings to numbers for sorting: texts by their leading number (27m), anything else before numbers."""
+    """Numbers for sorting: texts by their leading number (27m), anything else before numbers."""
     return [_size(settings.get(name)) for name in names]
 
 

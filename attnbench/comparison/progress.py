@@ -142,6 +142,8 @@ class Progress:
         """Show the status and, unless in a notebook that does not want it, the line."""
         left = self.seconds_left()
         parts = [f"about {duration(left)} to go"] if left else []
+        if parts and (uncounted := self.uncounted()):
+            parts[0] += f" and {uncounted} timed runs"
         if self.waiting and self.tells_now:
             others = min(self.at_a_time, len(self.waiting)) - 1
             [(stage, _)] = stages(Counter([kind_of(self.waiting[0])])).items()
@@ -159,9 +161,10 @@ class Progress:
         self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
 
     def seconds_left(self) -> float | None:
-        """Estimate from the times of finished runs and the plan's costs; None without either."""
+        """Estimate from the times of finished runs and the plan's costs, without the runs that `uncounted` has; None if
+        nothing is known."""
         guess = self._guess()
-        if guess is None:
+        if not guess:
             return None
         # Runs under way first, then the others, each as soon as another ends; what is timed runs alone, at the end.
         left, now, ends = +self.left, time.monotonic(), [0.0] * self.at_a_time
@@ -173,26 +176,31 @@ class Progress:
         for kind in left.elements():
             if kind.is_training:
                 heapq.heappush(ends, heapq.heappop(ends) + guess[kind] * self.at_a_time)
-        return max(ends) + sum(guess[kind] for kind in left.elements() if not kind.is_training)
+        return max(ends) + sum(guess.get(kind, 0.0) for kind in left.elements() if not kind.is_training)
 
-    def _guess(self) -> dict[Kind, float] | None:
-        """Guess seconds by kind, divided by the runs at a time; None if nothing is known."""
+    def uncounted(self) -> int:
+        """Count the timed runs of evaluations without stated costs of which none has finished."""
+        known = {*self.costs, *(kind.group for kind in self.seconds)}
+        return sum(number for kind, number in (+self.left).items() if not (kind.is_training or kind.group in known))
+
+    def _guess(self) -> dict[Kind, float]:
+        """Guess seconds by kind, divided by the runs at a time; empty if nothing is known of some trainings."""
         ran = [(kind, seconds) for kind, took in self.seconds.items() for seconds in took]
         kinds, guess = list(dict.fromkeys([*self.left, *self.seconds])), {}
-        sizes: dict[str, list[float]] = {}
+        sizes, alike = defaultdict[str, list[float]](list), defaultdict[Any, list[tuple[float, float]]](list)
         for kind in kinds:
-            sizes.setdefault(kind.group, []).append(kind.size)
-        of_sort = {sort: [it for it in ran if it[0].is_training == sort] for sort in (True, False)}
-        rates = {sort: sum(it[1] for it in of) / sum(it[0].size for it in of) for sort, of in of_sort.items() if of}
+            sizes[kind.group].append(kind.size)
+        # No training tells how long a timed run takes, nor does a timed run of another evaluation.
+        for kind, seconds in ran:
+            alike[kind.is_training or kind.group].append((seconds, kind.size))
         for kind in kinds:
             if cost := self.costs.get(kind.group):
                 guess[kind] = cost * kind.size / statistics.fmean(sizes[kind.group])
-            elif kind.is_training in rates:
-                guess[kind] = kind.size * rates[kind.is_training]
-            elif ran:
-                guess[kind] = sum(seconds for _, seconds in ran) / len(ran)
-            elif self.left[kind] > 0:
-                return None
+            elif known := alike[kind.is_training or kind.group]:
+                guess[kind] = kind.size * sum(seconds for seconds, _ in known) / sum(size for _, size in known)
+            elif kind.is_training and self.left[kind] > 0:
+                return {}
+        kinds = list(guess)
         for level, weight in LEVELS:
             guessed, measured, number = defaultdict[Any, float](float), defaultdict[Any, float](float), Counter[Any]()
             for kind, seconds in ran:

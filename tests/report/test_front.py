@@ -84,7 +84,7 @@ def test_many_columns_leave_the_hardest_of_each_metric():
 
 def test_the_first_screen_draws_seeds_where_nothing_is_tested_and_names_every_point(inputs):
     untested = dataclasses.replace(inputs, protocol=dataclasses.replace(inputs.protocol, rank=[]))
-    scores, costs = front_pictures(untested, untested.verdicts)
+    scores, costs = front_pictures(untested)
     assert scores.name == "seeds-perplexity"
     dots = scores.spec["datasets"]["dots"]
     assert len(dots) == 12

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.results.corpora import split_name
 from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_interval, format_number, format_within
 from attnbench.results.rows import (
+    EVALUATION_OPTIONS,
     MAX_NUMBER,
     REFERENCE,
     REFERENCE_RATIO,
@@ -31,6 +33,9 @@ ALIKE = ("mixer", "backend", "model", "parameters", "seq_len", "precision", "num
 
 MOST_MOVED = 1.1
 """Largest time of a reference over its smallest, in one table, at which timings are ranked."""
+
+BESIDE_REFERENCE = ("throughput", "inference", "scaling")
+"""Evaluations that time a reference beside each run; rows of earlier versions have none."""
 
 RATIO_NOTE = (
     "×: time or speed relative to torch's own softmax layers, timed just before and after the run, so that the "
@@ -74,6 +79,8 @@ class Figure:
     """Milliseconds of the reference beside its rows; see evals/lib/reference.py."""
     ratio: float | None = None
     """The mean over that of the reference; None where a row has none."""
+    batch_size: int | None = None
+    """Sequences at a time, of a cost whose settings do not name them."""
 
     @property
     def variant(self) -> str:
@@ -86,6 +93,12 @@ class Figure:
     @property
     def label(self) -> str:
         return " = ".join(self.names)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The settings; of a cost at one batch and length, these too."""
+        told = {"sequence_length": self.identity.seq_len, "batch_size": self.batch_size}
+        return self.settings | (told if self.batch_size is not None else {})
 
     @property
     def without(self) -> str:
@@ -200,17 +213,26 @@ def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
-    """Return why timings of one name may not be ranked: several sittings, or a reference beside them that moved."""
+    """Return why timings of one name may not be ranked: several sittings, no reference, or one that moved."""
     timed: dict[str, list[str]] = {}
     references: dict[tuple[Any, ...], list[float]] = {}
+    without: dict[str, set[str]] = {}
     for name, figure in named:
         if figure.mean is not None and is_timed(figure.metric, figure.unit):
             timed.setdefault(name, []).extend(figure.sittings)
+            if split_name(figure.evaluation)[0] in BESIDE_REFERENCE and not figure.references:
+                without.setdefault(name, set()).add(figure.variant)
             it = figure.identity
             # References of other models or lengths take other times.
             key = name, it.model, it.seq_len, it.precision, it.device
             references.setdefault(key, []).extend(figure.references)
-    return sittings_line(timed) or _references_line(references)
+    unseen = [name for name, variants in without.items() if len(variants) > 1]
+    return sittings_line(timed) or _without_line(unseen) or _references_line(references)
+
+
+def _without_line(names: Sequence[str]) -> str:
+    told = "No ranking of speed: no reference timed beside each run shows whether the load changed"
+    return f"{told}: {', '.join(names)}." if names else ""
 
 
 def _references_line(references: Mapping[tuple[Any, ...], Sequence[float]]) -> str:
@@ -258,7 +280,15 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
         sittings=tuple(sorted({row.measured_in for row in group})),
         references=tuple(ms for entry in measured for ms in entry.settings.get(REFERENCE, ())),
         ratio=float(np.mean(ratios)) if ratios and len(ratios) == len(measured) else None,
+        batch_size=_unnamed_batch_size(group[0]),
     )
+
+
+def _unnamed_batch_size(row: ResultRow) -> int | None:
+    it, options = row.measurement, row.measurement.settings.get(EVALUATION_OPTIONS, {})
+    is_cost = is_timed(it.metric, it.unit) or it.unit == "MiB"
+    is_unnamed = split_name(row.identity.evaluation)[0] == "scaling" and "batch_size" not in it.settings
+    return options.get("batch_size") if is_cost and is_unnamed and isinstance(options, dict) else None
 
 
 def _by_seed(group: Sequence[ResultRow]) -> dict[int, Measurement]:

@@ -24,6 +24,8 @@ class Column:
     evaluation: str
     metric: str
     settings: dict[str, Any]
+    place: dict[str, Any]
+    """See `Figure.place`."""
     header: str
     unit: str
     higher_is_better: bool | None
@@ -175,6 +177,7 @@ def _columns(figures: Sequence[Figure], headline: Headline) -> list[Column]:
             evaluation=group[0].evaluation,
             metric=headline.metric,
             settings=group[0].settings,
+            place=group[0].place,
             header=_header(group[0].settings, headline, [other[0].settings for other in others]),
             unit=group[0].unit,
             higher_is_better=headline.higher_is_better,

@@ -424,6 +424,28 @@ def test_timings_are_shown_over_a_reference_and_not_ranked_where_that_was_slowed
     assert best == ([] if is_slowed else ["linear"])
 
 
+def test_times_without_a_reference_are_not_ranked_and_times_and_memory_name_their_batch(tmp_path):
+    folder = write_experiment(tmp_path / "timed", seeds=1, evaluations=("throughput", "memory"))
+    rows = []
+    for given in read_inputs(folder).rows:
+        it = given.measurement
+        settings = {name: value for name, value in it.settings.items() if name != "reference_milliseconds"}
+        rows.append(dataclasses.replace(given, measurement=dataclasses.replace(it, settings=settings)))
+        if it.metric == "step_milliseconds" and it.settings["sequence_length"] == 256:
+            # Rows of sizes name neither length nor batch.
+            of_size = dataclasses.replace(it, settings={"model": "4m", "evaluation_options": {"batch_size": 7}})
+            identity = dataclasses.replace(given.identity, evaluation="scaling")
+            rows.append(dataclasses.replace(given, measurement=of_size, identity=identity))
+    table = score_table(summary(figures(rows), []))
+    assert table.lead.startswith("No ranking of speed: no reference timed beside each run")
+    heads = list(map(str, table.headers))
+    cells = [pair for line in table.lines for pair in zip(heads, line, strict=True)]
+    assert {head for head, cell in cells if getattr(cell, "mark", "") == "best"} == {heads[3]}
+    assert heads[3].startswith("training memory (MiB) ↓ length 4,096, batch size 8")
+    assert heads[1].endswith("length 8,192, batch size 4")
+    assert heads[2].endswith("model 4m, length 256, batch size 7")
+
+
 def test_a_published_table_of_rows_has_its_sittings_from_the_record(tmp_path):
     folder = write_experiment(tmp_path / "timed", seeds=1, evaluations=("throughput",))
     record = json.loads((folder / "comparison.json").read_text())

@@ -15,8 +15,10 @@ from typing import Any
 from made_rows import IDENTITY
 
 from attnbench.machine.environment import environment_id
+from attnbench.results.metrics import is_timed
 from attnbench.results.row_files import ResultsWriter, begin_sitting
 from attnbench.results.rows import Identity, Measurement
+from attnbench.verdict.seeds import BESIDE_REFERENCE
 
 HOSTILE = "<script>window.executed = 1</script>\"'&"
 SKILL = {"softmax": 1.0, "linear": 0.72, "gated_deltanet": 0.97, HOSTILE: 0.9}
@@ -55,7 +57,7 @@ def write_experiment(
                 path.parents[1].mkdir(parents=True, exist_ok=True)
                 with ResultsWriter(path, identity) as writer:
                     for measurement in measure(variant, SKILL[variant], random.Random(f"{variant}{evaluation}{seed}")):
-                        writer.write(measurement)
+                        writer.write(_beside_reference(measurement) if evaluation in BESIDE_REFERENCE else measurement)
                 (path.parent.parent / "environment.json").write_text(json.dumps(stamp))
                 if evaluation in ("copy", "recall", "training"):
                     _leave_progress(path.parents[1], evaluation == "training", SKILL[variant] + 0.01 * seed)
@@ -63,6 +65,11 @@ def write_experiment(
     if record:
         (folder / "comparison.json").write_text(json.dumps(_record(files)))
     return folder
+
+
+def _beside_reference(measured: Measurement) -> Measurement:
+    told = {"reference_milliseconds": [40.0, 40.0]} if is_timed(measured.metric, measured.unit) else {}
+    return dataclasses.replace(measured, settings=told | measured.settings)
 
 
 def _leave_progress(folder: Path, is_text: bool, skill: float) -> None:

@@ -102,11 +102,11 @@ def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
 
 def _numbers(title: str, header: str, figures: Sequence[Figure], *, is_open: bool) -> Folded:
     """List figures by setting or by metric; settings that all have stand below the table."""
-    first = figures[0].settings.items()
-    common = {name: value for name, value in first if all(it.settings.get(name) == value for it in figures)}
+    first = figures[0].place.items()
+    common = {name: value for name, value in first if all(it.place.get(name) == value for it in figures)}
     lines: dict[str, dict[str, Figure]] = {}
     for it in figures:
-        place = words.where({name: value for name, value in it.settings.items() if name not in common})
+        place = words.where({name: value for name, value in it.place.items() if name not in common})
         parts = [_metric(it) if header == "metric" else "", place, words.chances(it.settings)]
         lines.setdefault(", ".join(filter(None, parts)) or NOTHING, {})[it.label] = it
     variants = list(dict.fromkeys(it.label for it in figures))

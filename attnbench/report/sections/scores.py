@@ -12,8 +12,6 @@ from attnbench.verdict.summary import Column, Entry, Summary, primary_metrics
 MAX_COLUMNS = 8
 """Most variants that have a column each on a terminal or a published page; more have a line each."""
 
-SELDOM = ("width", "batch_size")
-
 SOLVED = "Solved: a seed with 95 % on validation data at two checks in a row, and on test data."
 
 SIGNS = {"better": "▲", "worse": "▼", "equivalent": "≈"}
@@ -60,10 +58,9 @@ def signs_note(content: Summary, reference: str | None) -> str:
 def _header(column: Column, columns: Sequence[Column]) -> TableCell:
     arrow = {True: " ↑", False: " ↓", None: ""}[column.higher_is_better]
     of_it = [it.settings for it in columns if it.evaluation == column.evaluation]
-    # Skip a width or batch size that all columns share.
-    skipped = ["split", "checkpoint", "context"]
-    skipped += [name for name in SELDOM if len({str(settings.get(name)) for settings in of_it}) == 1]
-    place = words.where({name: value for name, value in column.settings.items() if name not in skipped})
+    has_widths = len({str(settings.get("width")) for settings in of_it}) > 1
+    skipped = ("split", "checkpoint", "context", *(() if has_widths else ("width",)))
+    place = words.where({name: value for name, value in column.place.items() if name not in skipped})
     place = place.replace("sequence length", "length")
     return TableCell(text=f"{words.score_name(column.evaluation, column.metric, column.unit)}{arrow}", notes=(place,))
 

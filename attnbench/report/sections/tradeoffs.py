@@ -101,7 +101,7 @@ def _picture(
     cost = points[0].cost.metric
     title = {"state_bytes": "bytes of state a sequence", "step_milliseconds": "milliseconds a step"}[cost]
     timed = points[0].cost if cost == "step_milliseconds" else None
-    at_cost = f"step: {timed.evaluation} at {words.where(timed.settings)}" if timed is not None else ""
+    at_cost = f"step: {timed.evaluation} at {words.where(timed.place)}" if timed is not None else ""
     if widths:
         lines = [datum | {"line": datum["variant"]} for datum in data]
         joined = f"joined: one variant at widths {words.listed(map(str, widths))}"

@@ -360,7 +360,7 @@ def plain_answer(figures: Sequence[Figure], column: Column, primary: Primary | N
         seeds = seed_scores(it, primary) if primary is not None and it.is_of_few else ""
         notes = [f"{'' if shown else 'seeds '}{seeds}" if seeds else "", it.partly if it.mean is not None else ""]
         shown.append(f"{it.label} {number}" + f" ({'; '.join(filter(None, notes))})" * any(notes))
-    place = _unusual({name: value for name, value in column.settings.items() if name != "context"})
+    place = _unusual({name: value for name, value in column.place.items() if name != "context"})
     place = place.replace("sequence length", "length")
     name = capitalized(score_name(column.evaluation, column.metric, column.unit).removesuffix(" (%)"))
     overlap = _overlap([it for it in ordered if it.is_of_few]) if primary is not None else ""

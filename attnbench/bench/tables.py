@@ -52,11 +52,7 @@ class Layout:
 
 
 def tables(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> Iterator[Table]:
-    """Make a table for each layout that has rows; settings that differ between runs label the lines.
-
-    Raises:
-        UserError: two rows belong into one cell.
-    """
+    """Make a table for each layout that has rows; settings that differ between runs label the lines."""
     precision = ["precision"] if len({row.identity.precision for row in rows}) > 1 else []
     for layout in layouts:
         table = _table(rows, layout, precision)

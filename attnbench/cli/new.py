@@ -99,11 +99,7 @@ attnbench compare plan={0}                   # beside the mixers of plan=demo"""
 
 
 def write_mixer(name: str, folder: Path) -> list[Path]:
-    """Write a mixer, its yaml, a plan and a test into a folder; return their paths.
-
-    Raises:
-        UserError: the name is not a valid module name, or is taken; or the folder is attnbench's own.
-    """
+    """Write a mixer, its yaml, a plan and a test into a folder; return their paths."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(f"new mixer {name}: a name has lower-case letters, digits and _, as my_mixer")
     if (folder / "conf").resolve() == CONF:

@@ -218,7 +218,6 @@ def from_state(state: dict[str, Any]) -> Tokenizer:
 
     Raises:
         ValueError: it is no state of a tokenizer.
-        UserError: the package `tokenizers` is needed and not installed.
     """
     match state:
         case {"kind": "characters", "vocabulary": list(vocabulary), **rest} if not rest:

@@ -44,13 +44,7 @@ MODELING, MIXERS = "attnbench.export.modeling", "attnbench.export.mixers"
 
 
 def export_run(settings: ExportSettings, trained: RunSettings) -> Path:
-    """Export a run to a temporary folder, rename that to its target, and return the target; `trained` is the run's
-    config.yaml.
-
-    Raises:
-        UserError: the target is not empty, the training is not finished, weights are not finite, or a mixer cannot be
-        exported.
-    """
+    """Export a run to a temporary folder and rename that to its target; `trained` is the run's config.yaml."""
     run = Path(settings.run).absolute()
     target = run / settings.format if settings.to is None else user_path(settings.to).absolute()
     there = UserError(f"to={target}: exists and is not an empty folder; remove it or name another")

@@ -65,7 +65,6 @@ def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
         waits: for another process that holds the folder; otherwise that is an error.
 
     Raises:
-        UserError: another process holds it.
         OSError: the file system cannot be written, or has no locks.
     """
     path = folder / ".lock"

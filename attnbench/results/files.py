@@ -65,9 +65,6 @@ def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes:
 
     The last line may be torn, and a machine that died may leave NUL bytes; any other line that is not a JSON object was
     altered.
-
-    Raises:
-        UserError: the file cannot be read, is too long, or was altered.
     """
     try:
         content = read_bounded_bytes(path, max_bytes, is_packed=path.suffix == PACKED)
@@ -88,11 +85,7 @@ def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes:
 
 
 def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every whole line of `path` without its end, and its object; the file may be longer than memory.
-
-    Raises:
-        UserError: as read_json_lines.
-    """
+    """Yield every whole line of `path` without its end, and its object; the file may be longer than memory."""
     try:
         with open_regular(path) as file:
             yield from _whole_lines(path, iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), MAX_LINE_BYTES)

@@ -38,11 +38,7 @@ IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.
 
 @contextmanager
 def holding(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Make the folder and lock it against other processes of attnbench; see `locks.folder_lock`.
-
-    Raises:
-        UserError: the folder cannot be made or written, or is gone; another process holds it; the disk is full.
-    """
+    """Make the folder and lock it against other processes of attnbench; see `locks.folder_lock`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,7 +70,6 @@ def recording(folder: Path, *, waits: bool) -> Iterator[None]:
     """Hold the folder; write its train.log, and its failed.txt after an error.
 
     Raises:
-        UserError: as `holding`.
         Interrupted: a signal that was not handled inside.
     """
     with recording_each([folder], waits=waits, is_done=lambda folder: False):
@@ -143,11 +138,7 @@ def write_config(folder: Path, content: dict[str, Any]) -> None:
 
 
 def first_environment(folder: Path) -> dict[str, Any]:
-    """Read the environment of a training's first sitting.
-
-    Raises:
-        UserError: its file is missing or altered.
-    """
+    """Read the environment of a training's first sitting."""
     path = folder / "environment.json"
     try:
         stamp = parse_json(read_bounded(path, MAX_JSON_BYTES))

@@ -56,9 +56,6 @@ def code_of(targets: Iterable[str], parts: Iterable[str]) -> dict[str, Any]:
     Args:
         targets: classes, for mixers those of `class_named`.
         parts: entries of NUMBERS_VERSION; 0 is left out.
-
-    Raises:
-        UserError: a class outside attnbench is not installed, may not be imported, or has no readable source.
     """
     versions = {part: attnbench.NUMBERS_VERSION[part] for part in parts if attnbench.NUMBERS_VERSION[part]}
     sources = {target: _code(target) for target in targets if not is_own(target)}
@@ -88,9 +85,6 @@ def sources_of(module: ModuleType) -> dict[str, str]:
     """The sources of a module and of all modules beside it that it imports, directly or not, by name.
 
     They are written from syntax trees without docstrings, so that comments and layout change nothing.
-
-    Raises:
-        UserError: a file is missing or is not readable Python.
     """
     name = getattr(getattr(module, "__spec__", None), "name", module.__name__)
     path = Path(getattr(module, "__file__", None) or "")

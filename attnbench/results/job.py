@@ -125,7 +125,6 @@ def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = 
         waits: for another process that holds the folder; otherwise that is an error.
 
     Raises:
-        UserError: by a job; the `failure` of one is raised after all have written their rows.
         Interrupted: a signal asked to stop, and the state is kept.
     """
     with ExitStack() as held:

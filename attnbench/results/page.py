@@ -17,9 +17,6 @@ def check_target(target: Path, sources: Sequence[Path]) -> None:
 
     Args:
         sources: folders of the page's rows.
-
-    Raises:
-        UserError: a source is missing, or page and source lie in each other, so that results.csv would be read twice.
     """
     for source in sources:
         if not source.is_dir():

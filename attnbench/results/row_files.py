@@ -112,11 +112,7 @@ class ResultsWriter:
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    """Read the rows of a results file.
-
-    Raises:
-        UserError: file and line of an unreadable row, of another schema, or of a missing end, and the remedy.
-    """
+    """Read the rows of a results file."""
     with _naming_the_remedy():
         return parse_results(path)
 
@@ -154,11 +150,7 @@ def check_sum(lines: JsonLines) -> None:
 
 
 def started_at(path: Path) -> datetime | None:
-    """Return when the results of `path` were begun, by the clock of that machine; None: it does not say.
-
-    Raises:
-        UserError: as read_results.
-    """
+    """Return when the results of `path` were begun, by the clock of that machine; None: it does not say."""
     with _naming_the_remedy():
         return begun(read_json_lines(path))
 
@@ -188,11 +180,7 @@ def by_age(path: Path, started: datetime | None) -> tuple[datetime, str]:
 
 
 def last_record(lines: JsonLines) -> dict[str, Any]:
-    """Return the last record of a results file, which counts its rows.
-
-    Raises:
-        UserError: there is none, it is not the last one, or it counts other rows.
-    """
+    """Return the last record of a results file, which counts its rows."""
     endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
     if not endings:
         what = "is torn" if lines.torn else "lacks the record that the file is complete"

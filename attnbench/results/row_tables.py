@@ -61,11 +61,7 @@ def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
 
 
 def read_csv(path: Path) -> list[ResultRow]:
-    """Read the rows of a results.csv, or of one that is compressed.
-
-    Raises:
-        UserError: the file cannot be read, or the line of what is no result row.
-    """
+    """Read the rows of a results.csv, or of one that is compressed."""
     try:
         content = read_bounded_bytes(path, MAX_JSON_BYTES, is_packed=path.suffix == PACKED)
         if content.count(b"\n") > MAX_ROWS:

@@ -188,11 +188,7 @@ def is_search(seed: int) -> bool:
 
 
 def same_corpus(rows: Iterable[ResultRow]) -> str | None:
-    """Return the one corpus that all `rows` come from; None where they read none, or there are no rows.
-
-    Raises:
-        UserError: the rows come from several corpora, whose numbers cannot be compared.
-    """
+    """Return the one corpus that all `rows` come from; None where they read none, or there are no rows."""
     corpora = {row.identity.corpus for row in rows}
     if len(corpora) > 1:
         names = ", ".join(sorted("(none)" if name is None else name for name in corpora))

@@ -76,9 +76,6 @@ def find_runs(outputs: Path, experiments: Collection[str] | None = None, *, metr
     Args:
         experiments: names; None: all.
         metric: stands for each results file that has it.
-
-    Raises:
-        UserError: outputs or an experiment does not exist.
     """
     if not outputs.is_dir():
         what = "is a file" if outputs.exists() else "no such folder"
@@ -225,11 +222,7 @@ def _first_line(path: Path) -> str:
 
 
 def keep(runs: Iterable[Run], filters: Mapping[str, Collection[str]]) -> list[Run]:
-    """Keep the runs that match all filters.
-
-    Raises:
-        UserError: no run has such a variant or evaluation; names similar ones.
-    """
+    """Keep the runs that match all filters."""
     runs = list(runs)
     for name, is_of, names_of in (("variant", _is_of_variant, _variants), ("evaluation", _is_of_evaluation, _scored)):
         for value in filters.get(name, ()):

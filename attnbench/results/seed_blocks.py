@@ -23,11 +23,7 @@ class Block(NamedTuple):
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """Read the blocks of a file, none without it.
-
-    Raises:
-        UserError: a malformed line, or overlapping blocks.
-    """
+    """Read the blocks of a file, none without it."""
     if not path.exists():
         return []
     blocks: list[Block] = []
@@ -49,11 +45,7 @@ def read_blocks(path: Path) -> list[Block]:
 
 
 def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> None:
-    """Refuse seeds that another plan has booked.
-
-    Raises:
-        UserError: names the seed and the block.
-    """
+    """Refuse seeds that another plan has booked."""
     for block in blocks:
         taken = [seed for seed in seeds if block.first <= seed <= block.last and plan not in block.plans]
         if taken:

@@ -62,7 +62,6 @@ def read_bounded(path: Path, max_bytes: int) -> str:
     """Read a text file of at most `max_bytes`.
 
     Raises:
-        UserError: it is longer.
         OSError, UnicodeDecodeError: it cannot be read.
     """
     return read_bounded_bytes(path, max_bytes).decode("utf-8")

@@ -47,8 +47,6 @@ MOMENTS = ("first_moment", "second_moment", "update_count")
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """State of a training between steps."""
-
     model: LanguageModel
     first_moment: dict[str, Tensor]
     second_moment: dict[str, Tensor]
@@ -75,7 +73,7 @@ class TrainState:
 
     @classmethod
     def fresh(cls, model: LanguageModel) -> "TrainState":
-        """Return the state before the first step; raise UserError if a CPU lacks memory for it and its gradients."""
+        """Raise UserError if a CPU lacks memory for the model and its gradients."""
         parameters = dict(model.named_parameters())
         if model.embedding.weight.device.type == "cpu":
             check_free(3 * num_bytes(model), f"gradients and moments of {model.num_parameters():,} weights")
@@ -90,7 +88,7 @@ class TrainState:
         return num_steps if self.last_step is None else self.last_step
 
     def num_updates(self) -> int:
-        """Return the number of steps that changed the weights; a non-finite gradient skips the whole step."""
+        """A non-finite gradient skips the whole step."""
         return int(torch.stack([*self.update_count.values()]).max())
 
     def counters(self) -> dict[str, Any]:
@@ -135,11 +133,8 @@ def is_final(folder: Path) -> bool:
 
 
 def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
-    """Load the newest state in the folder into `model`, if there is one.
-
-    Raises:
-        UserError: it is damaged; the message names the file and an older checkpoint.
-    """
+    """Load the newest state in the folder into `model`, if there is one. The error of a damaged one names an older
+    checkpoint."""
     steps = kept(folder, STEP)
     if not steps:
         return None
@@ -148,7 +143,7 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
         content, weights, optimizer = read_files(steps[-1])
         counters = _counters(steps[-1], content)
     except UserError as error:
-        # Without another state, delete the run: a remaining best checkpoint would count as the new training's.
+        # Delete the run: a remaining best checkpoint would count as the new training's.
         way_out = f"no older state is kept; delete {folder.parent}, and the same command trains from the start"
         if len(steps) > 1:
             way_out = f"delete {steps[-1]} to resume from {steps[-2].name}"
@@ -163,7 +158,6 @@ def load_last(folder: Path, model: LanguageModel) -> TrainState | None:
 
 
 def load_counters(folder: Path) -> dict[str, Any]:
-    """Read the COUNTERS of a checkpoint; raise UserError if its state.json is damaged."""
     with naming_the_way_out(folder):
         return _counters(folder, read_state(folder)[0])
 
@@ -183,7 +177,7 @@ def _counters(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_of(run: Path, which: str) -> Path:
-    """Return the folder of a finished training's checkpoint, `final` or `best`; raise UserError if there is none."""
+    """`which` is `final` or `best`."""
     folder = run / "checkpoint"
     if not is_final(folder):
         raise UserError(f"run={run}: has no finished training; the attnbench train command that made it resumes it")
@@ -191,7 +185,6 @@ def checkpoint_of(run: Path, which: str) -> Path:
 
 
 def best_folder(folder: Path) -> Path:
-    """Return the checkpoint of the lowest validation loss; raise UserError if there is none."""
     best = kept(folder, BEST)
     if not best:
         raise UserError(f"{folder}: has no best-* checkpoint; rerun=true trains again")
@@ -199,10 +192,10 @@ def best_folder(folder: Path) -> Path:
 
 
 def _write(target: Path, state: TrainState, record: ModelRecord, optimizer: dict[str, Tensor] | None = None) -> None:
-    """Write a checkpoint under another name, state.json last, sync it, and rename it."""
-    # Without parents: if the run's folder is gone, do not create one that contains only a checkpoint.
+    """Write under another name, state.json last, sync, and rename."""
+    # Without parents: a run's folder that is gone must not come back with a checkpoint alone.
     target.parent.mkdir(exist_ok=True)
-    # Half-written or half-removed checkpoints of a killed run, which may never reach their step again.
+    # Of a killed run, which may never reach their step again.
     for stale in target.parent.glob(".*"):
         if UNFINISHED.fullmatch(stale.name):
             remove_checkpoint(stale)

@@ -38,15 +38,12 @@ Item = TypeVar("Item")
 
 
 class MetricsLog:
-    """metrics.jsonl: one JSON object per line for each logged step and each validation.
+    """metrics.jsonl: a JSON object per line for each logged step and validation.
 
     Args:
         resume_step: step of the checkpoint; rows of later steps and a torn last line are removed. None starts a new
-        file.
-        num_rows: number of rows according to the checkpoint, if known.
-
-    Raises:
-        UserError: the existing file is unreadable, was altered, or lacks rows.
+            file.
+        num_rows: rows according to the checkpoint, if known; fewer are an error.
     """
 
     def __init__(self, path: Path, resume_step: int | None, num_rows: int | None = None) -> None:
@@ -54,7 +51,7 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.num_rows = 0
         replace_file(path, map(self._line, () if resume_step is None else _kept(path, resume_step, num_rows)))
-        # Line-buffered, so that the operating system has each row even if the process dies.
+        # Line-buffered, so that a row survives the process.
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
     def write(self, row: dict[str, Any]) -> None:
@@ -84,7 +81,7 @@ class MetricsLog:
 
 
 def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows up to the checkpoint; rows of the same step may have followed it."""
+    """Rows of the checkpoint's step may have followed it."""
     if not path.exists():
         if num_rows:
             log.warning(f"{path}: is gone, with its {num_rows} rows up to step {resume_step}")
@@ -109,11 +106,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def stream_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a metrics.jsonl, which may be longer than memory; a torn last line is left out.
-
-    Raises:
-        UserError: the file is unreadable or was altered.
-    """
+    """Yield the rows of a metrics.jsonl, which may be longer than memory; a torn last line is left out."""
     for number, (_, row) in enumerate(stream_json_lines(path), start=1):
         if not isinstance(row.get("step"), int):
             raise UserError(f"{path}:{number}: a row of metrics needs a whole number as its step")
@@ -212,7 +205,7 @@ class ProgressBar:
 
 
 def watched(items: Iterable[Item], total: int, tokens_per_item: int, description: str) -> Iterator[Item]:
-    """Yield the items and show progress in a passing bar."""
+    """Show progress in a passing bar."""
     progress = ProgressBar(total, tokens_per_item, 0, description, passing=True)
     try:
         for number, item in enumerate(items, start=1):
@@ -223,7 +216,7 @@ def watched(items: Iterable[Item], total: int, tokens_per_item: int, description
 
 
 def short_number(value: float) -> str:
-    """Format with three significant digits and k, M or G: 123k."""
+    """Three significant digits and k, M or G: 123k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}"

@@ -117,7 +117,6 @@ class TrainedJob(Job):
         Raises:
             DivergedError: with the step, the layer and the last good checkpoint.
             Interrupted: a signal asked to stop, and the state is kept.
-            UserError: a damaged checkpoint, or a mixer from outside attnbench that sees the future.
         """
         self.load_data()
         with ExitStack() as stack:

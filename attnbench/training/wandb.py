@@ -53,9 +53,6 @@ class WandbMirror:
     Attributes:
         mode, reason: online, offline or none, and why.
         notice: a line to print.
-
-    Raises:
-        UserError: mode online without login or answer, an illegal project name, or an unwritable `root`.
     """
 
     def __init__(
@@ -132,7 +129,7 @@ class WandbMirror:
             self.notice = f"wandb: offline ({self.reason}); view with `wandb leet`, upload with `wandb sync`: {folder}"
 
     def replay(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write the rows kept in metrics.jsonl; a server that has them gets none twice."""
+        """A server that has the rows gets none twice."""
         for row in rows:
             self.write(row)
 
@@ -170,7 +167,7 @@ class WandbMirror:
             self._send(lambda: self._run.log_artifact(artifact))
 
     def close(self, exit_code: int = 0) -> None:
-        """End the run in wandb, as failed if `exit_code` is not 0."""
+        """End the run, as failed if `exit_code` is not 0."""
         run, self._run = self._run, None
         if run is not None:
             self._send(lambda: run.finish(exit_code=exit_code))
@@ -186,7 +183,6 @@ class WandbMirror:
 
 
 def beside(outputs_dir: str) -> Path:
-    """Return the parent folder of outputs_dir."""
     return Path(outputs_dir).absolute().parent
 
 
@@ -197,14 +193,8 @@ def legal_run_id(text: str, folder: Path) -> str:
 
 
 def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
-    """Choose online, offline or none, with the reason.
-
-    WANDB_MODE, then the mode that `wandb offline` stored, decide for `auto`; WANDB_MODE=disabled and
-    WANDB_DISABLED=true turn every mode off.
-
-    Raises:
-        UserError: online was requested but is impossible, or WANDB_MODE is illegal.
-    """
+    """Choose online, offline or none, with the reason. WANDB_MODE, then the mode that `wandb offline` stored, decide
+    for `auto`; WANDB_MODE=disabled and WANDB_DISABLED=true turn every mode off."""
     asked, why = settings.mode, f"logger.mode={settings.mode}"
     environment = os.environ.get("WANDB_MODE", "").lower()
     if asked == "none":
@@ -232,7 +222,7 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 
 
 def _obstacle() -> str | None:
-    """Return the reason why a run cannot go online, if any."""
+    """Return the reason why a run cannot go online."""
     wandb = _quiet_wandb()
     # A dependency of wandb, which finds keys with it too.
     from requests.utils import get_netrc_auth
@@ -255,11 +245,7 @@ def entity_of(settings: LoggerSettings) -> str:
 
 
 def _quiet_wandb() -> Any:
-    """Import wandb without output.
-
-    Raises:
-        UserError: wandb's settings are illegal, or the home folder is unknown.
-    """
+    """Import wandb without output."""
     # Its usage statistics delay the end of the process by 20 seconds without a network, and print errors.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -278,7 +264,7 @@ def _quiet_wandb() -> Any:
 
 
 def wandb_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a refusing server or an ended process of wandb."""
+    """Errors of a refusing server or an ended process of wandb."""
     from wandb.errors import Error
     from wandb.sdk.mailbox import HandleAbandonedError
 

@@ -142,11 +142,7 @@ class Decision:
 def decide(
     plan: PlanSettings, controls: Sequence[ControlScores], rows: Iterable[ResultRow], samples: int | None = None
 ) -> Decision:
-    """Decide the claim of a finding, whose runs are finished unless a control failed.
-
-    Raises:
-        UserError: a contrast's settings fit several figures.
-    """
+    """Decide the claim of a finding, whose runs are finished unless a control failed."""
     decision = Decision(plan=plan, word=NOT_RUN, controls=controls, samples=samples)
     failed = [control.text for control in controls if not control.is_held]
     if failed:

@@ -113,9 +113,6 @@ def name_family(
         reference: the variant that all others are paired with; None: all pairs.
         evaluations: those with a primary metric.
         shared: by evaluation, variants that are one model with another, and that other.
-
-    Raises:
-        UserError: more than 6 variants without a reference, or a reference that is not ranked.
     """
     rank = list(dict.fromkeys(rank))
     if reference is None and len(rank) > MAX_PAIRED:

@@ -1,4 +1,4 @@
-"""Rows of single seeds to figures over seeds: one metric of one variant at one setting."""
+"""Rows of single seeds to figures over seeds."""
 
 import json
 from collections import Counter
@@ -106,7 +106,7 @@ class Figure:
 
     @property
     def text(self) -> str:
-        """The mean, with as many digits as its interval supports; or empty."""
+        """The mean, with as many digits as its interval supports."""
         if self.mean is None:
             return ""
         if self.is_of_few:
@@ -145,12 +145,12 @@ class Figure:
 
     @property
     def has_range(self) -> bool:
-        """True where seeds are shown one by one, and no interval."""
+        """Seeds are shown one by one, and no interval."""
         return self.mean is not None and len(self.values) > 1 and (is_accuracy(self.metric) or self.is_of_few)
 
     @property
     def partly(self) -> str:
-        """Seeds without a number of their own: "3 of 5 seeds", "2 at chance of 5 seeds", "not reached by 2 of 5"."""
+        """As "3 of 5 seeds", "2 at chance of 5 seeds", "not reached by 2 of 5"."""
         num_ok, num_seeds = self.statuses.get("ok", 0), sum(self.statuses.values())
         if num_ok == num_seeds:
             return ""
@@ -161,7 +161,7 @@ class Figure:
 
     @property
     def lack(self) -> str:
-        """Say why there is no number: "not reached (3 of 3 seeds)", "out of memory"."""
+        """As "not reached (3 of 3 seeds)", "out of memory"."""
         if [*self.statuses] == ["not_reached"]:
             return f"not reached ({self.statuses['not_reached']} of {self.statuses['not_reached']} seeds)"
         return " and ".join(status.replace("_", " ") for status in self.statuses)
@@ -172,7 +172,7 @@ class Figure:
 
     @property
     def obstacle(self) -> str:
-        """Reason why seeds have no number: "ran out of memory at 2 of 5 seeds"."""
+        """As "ran out of memory at 2 of 5 seeds"."""
         num_seeds = sum(self.statuses.values())
         if len(self.values) == num_seeds:
             return ""
@@ -186,14 +186,12 @@ class Figure:
 
 
 def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] | None = None) -> list[Figure]:
-    """Aggregate rows by (variant, evaluation, metric, setting); rows of search seeds are left out.
+    """Aggregate rows by (variant, evaluation, metric, setting); rows of search seeds are left out. Refused are two rows
+    of one seed for one figure, seeds that ran differently, rows of several corpora for one metric and setting, and
+    aggregated rows.
 
     Args:
         shared: by evaluation, variants that have the rows of another variant, and that variant.
-
-    Raises:
-        UserError: two rows of one seed for one figure, seeds that ran differently, rows of several corpora for one
-        metric and setting, or rows that are aggregated already.
     """
     rows = [row for row in with_options_as_axes(with_precision(list(rows))) if not is_search(row.identity.seed)]
     rows += totals(rows)
@@ -204,7 +202,7 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
 
 
 def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Name variants that are one model with another: "flash is softmax in recall, copy"."""
+    """As "flash is softmax in recall, copy"."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for evaluation, first_by_name in shared.items():
         for pair in first_by_name.items():
@@ -253,7 +251,7 @@ def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> 
     measured = [measurement for measurement in measurements.values() if measurement.status == "ok"]
     counted = {seed: _counted(entry) for seed, entry in measurements.items()}
     values = {seed: value for seed, value in counted.items() if value is not None}
-    # If no seed has a number of its own, the status says more than the value it counts as.
+    # Without any number the status says more than the value it counts as.
     mean, low, high = _over_seeds(list(measurements.values()), list(values.values())) if measured else (None,) * 3
     item_low, item_high = _over_items(measured)
     wishes = first.settings.get("not_applicable")
@@ -333,7 +331,7 @@ def _alike(group: Sequence[ResultRow], column: str) -> Any:
 
 
 def _counted(measurement: Measurement) -> float | None:
-    """Return the value; for a diverged seed chance, if its row names it."""
+    """For a diverged seed chance, if its row names it."""
     return measurement.settings.get("chance") if measurement.status == "diverged" else measurement.value
 
 

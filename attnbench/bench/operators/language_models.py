@@ -97,11 +97,7 @@ def candidate_of(
     use: str,
     backend: str | None = None,
 ) -> Candidate:
-    """Return the mixer of a yaml of conf/attn in a model of this size; `use` is a verb for errors.
-
-    Raises:
-        UserError: the backend cannot run here, or the precision is for operators alone.
-    """
+    """Return the mixer of a yaml of conf/attn in a model of this size; `use` is a verb for errors."""
     if conditions.precision not in PRECISIONS:
         raise UserError(f"precision={conditions.precision}: models {use} in {', '.join(PRECISIONS)}")
     (mixer,) = conditions.mixers([name])

@@ -1,4 +1,4 @@
-"""One evaluation of a trained model, in the folder of its training."""
+"""An evaluation of a trained model, in the training's folder."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +20,7 @@ from attnbench.training.job import FAILED, Run, trained_on
 
 
 class EvaluationJob(Job):
-    """A checkpoint evaluation of a run; rows without numbers where its training failed."""
+    """Yields rows without numbers where the training failed."""
 
     def __init__(self, run: Run, settings: EvaluationSettings) -> None:
         self.run, self.settings = run, settings
@@ -47,11 +47,8 @@ class EvaluationJob(Job):
         return super().begin()
 
     def _failure(self) -> Measurement | None:
-        """Return the row that says why the training failed; None where its checkpoint is there.
-
-        Raises:
-            UserError: neither is there: the checkpoint was removed.
-        """
+        """Return the row that says why the training failed; None if its checkpoint is there. Raises UserError if
+        neither is there: attnbench runs may have removed the checkpoint."""
         if is_final(self.run.checkpoints):
             return None
         path = self.run.results
@@ -76,7 +73,7 @@ class EvaluationJob(Job):
 
 
 def language_model_job(run: Run, group: Group | None = None) -> Run:
-    """Return the training of a language model, by the processes of `group`, with the evaluations of its checkpoints."""
+    """Return a language model's training, by the processes of `group`, with the evaluations of its checkpoints."""
     run.group = group
     run.evaluations = tuple(EvaluationJob(run, evaluation) for evaluation in run.settings.evaluations)
     return run

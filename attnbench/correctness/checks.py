@@ -196,7 +196,7 @@ def decoding_checks(settings: MixerSettings, device: torch.device) -> Iterator[C
 
 
 def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Check]:
-    """With the backend of `auto` in float32."""
+    """List the promises of a mixer with the backend of `auto` in float32."""
     mixer = resolved(settings, "auto", "float32", device)
     only_trains = mixer.options["backend"] in resolve(settings.target, Mixer).trains_only
     for promise in PROMISES:

@@ -104,7 +104,7 @@ class Copy(StringProbe):
 
 
 def _strings(hash_B: Tensor, length_B: Tensor, longest: int) -> Tensor:
-    """ABSENT stands behind the end of each string."""
+    """Return symbols (B, longest), ABSENT behind the end of each string."""
     column_L = torch.arange(longest, device=hash_B.device)
     symbols_BL = integers_below(hashed(hash_B[:, None], STRING, column_L), NUM_SYMBOLS)
     return symbols_BL.where(column_L < length_B[:, None], ABSENT)

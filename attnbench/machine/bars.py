@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal, and as widgets in a notebook, which shows what is on standard error in red."""
+"""Progress bars: on a terminal, and as widgets in a notebook, which shows standard error in red."""
 
 import logging
 import sys
@@ -13,17 +13,12 @@ COLUMNS = 79
 
 
 def in_notebook() -> bool:
-    """Tell if this process is the kernel of a notebook."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and "IPKernelApp" in shell.config
 
 
 def bar(**shape: Any) -> tqdm | None:
-    """Return a tqdm bar, or None where none can be shown, as in a file or a pipe.
-
-    Args:
-        shape: arguments of tqdm.
-    """
+    """Return a tqdm bar of this shape, or None if none can be shown, as in a file or a pipe."""
     if not in_notebook():
         return tqdm(**shape, ncols=COLUMNS) if sys.stderr.isatty() else None
     with warnings.catch_warnings():
@@ -34,7 +29,7 @@ def bar(**shape: Any) -> tqdm | None:
 
 
 def wrapped(text: str) -> str:
-    """Break a line for a terminal between words; one that begins with a space is a command to copy, and stays."""
+    """Break a line for a terminal between words, but not a command to copy, which begins with a space."""
     if not sys.stderr.isatty() or in_notebook() or text.startswith(" "):
         return text
     return textwrap.fill(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

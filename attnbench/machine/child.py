@@ -39,17 +39,12 @@ class Child:
         theirs.close()
 
     def send(self, question: Any) -> None:
-        """Send a question; `receive` finds out if the child is dead."""
+        """`receive` finds out if the child is dead."""
         with suppress(ConnectionError):
             self.connection.send(question)
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the next answer.
-
-        Raises:
-            EOFError: the child has ended.
-            TimeoutError: no answer in time; `kill` ends the child.
-        """
+        """Raises EOFError if the child has ended, TimeoutError without an answer in time; `kill` ends the child."""
         try:
             if not self.connection.poll(timeout_seconds):
                 raise TimeoutError
@@ -113,7 +108,7 @@ def _begin(serve: Callable[..., None], connection: Connection, trusted: frozense
 
 
 def cause_of_death(exit_code: int | None) -> str:
-    """Describe the end of a process by its exit code, negative for a signal."""
+    """A negative exit code is a signal."""
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         return f"its process was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")

@@ -29,7 +29,7 @@ _shape: str | None = None
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that `auto`, `cpu`, `cuda` or `cuda:N` names."""
+    """`name` is auto, cpu, cuda or cuda:N."""
     # Here, as everything that computes calls this first.
     share_kernel_cache()
     choose_assembler()
@@ -49,12 +49,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def all_gpus(device: torch.device, wish: str = "plan.devices=all") -> list[str]:
-    """Name every visible GPU as CUDA_VISIBLE_DEVICES does.
-
-    Args:
-        device: the resolved setting, cuda without an index.
-        wish: the setting that asks for all GPUs, for messages.
-    """
+    """Name every visible GPU as CUDA_VISIBLE_DEVICES does. Messages name `wish`, the setting that asks for all."""
     if device.type != "cuda" or device.index is not None:
         raise UserError(f"{wish}: with device={device} there is one; device=cuda has all that are visible")
     number = torch.cuda.device_count()
@@ -119,9 +114,7 @@ def start_afresh(device: torch.device, shape: str | None = None) -> None:
     """Forget what earlier runs of this process compiled and reserved, so that a sweep's jobs are independent.
 
     The compiler runs a function uncompiled after a few versions, and reserved memory would count in this run's peak.
-
-    Args:
-        shape: name of what is compiled next; compiled code stays if the run before had the same.
+    Compiled code stays if the run before had the same `shape`, the name of what is compiled next.
     """
     global _shape
     if shape is None or shape != _shape:
@@ -136,7 +129,7 @@ def start_afresh(device: torch.device, shape: str | None = None) -> None:
 
 @cache
 def _overlook_what_is_loaded() -> None:
-    """Exclude what imports have made from garbage collection, which took a fifth of a second each time."""
+    """Exclude imported objects from garbage collection, which took a fifth of a second each time."""
     # Every operator loads it on CUDA.
     importlib.import_module("torch._dynamo")
     gc.collect()
@@ -178,11 +171,7 @@ def peak_memory_mib(device: torch.device) -> float | None:
 
 
 def require_triton(setting: str, device_type: str) -> None:
-    """Raise UserError unless Triton can run kernels on a device type; on a CPU only its interpreter can.
-
-    Args:
-        setting: for the message, such as "attn.backend=triton".
-    """
+    """Raise UserError, which names `setting`, unless Triton can run kernels; on a CPU only its interpreter can."""
     if device_type != "cuda" and not interpreted():
         raise UserError(
             f"{setting}: our Triton kernels need CUDA, not device={device_type}; choose another backend "
@@ -193,7 +182,7 @@ def require_triton(setting: str, device_type: str) -> None:
 
 
 def has_triton() -> bool:
-    """Return whether Triton is installed, which every CUDA build of torch for Linux brings."""
+    """Every CUDA build of torch for Linux brings it."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -203,7 +192,6 @@ def on_kernels(x: Tensor) -> bool:
 
 
 def interpreted() -> bool:
-    """Return whether Triton's kernels run in its interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

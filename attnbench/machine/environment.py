@@ -28,7 +28,6 @@ KERNEL_LIBRARIES = ("triton", "flash-linear-attention", "flash-attn")
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the GPU or the processor for tables."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     path = Path("/proc/cpuinfo")
@@ -72,17 +71,14 @@ def machine(device: torch.device, root: Path) -> dict[str, Any]:
 
 
 def timed_entries(stamp: dict[str, Any], *, is_lowered: bool) -> dict[str, Any]:
-    """Return the entries of a stamp that `machine` gives where it was made.
-
-    Args:
-        is_lowered: LOWERED restricted the instructions there.
-    """
+    """Return the entries of a stamp that `machine` gives where it was made; `is_lowered`: LOWERED restricted the
+    instructions there."""
     names = {*stamp} - {*UNTIMED} | ({"cpu_capability"} if is_lowered else set())
     return {name: value for name, value in stamp.items() if name in names}
 
 
 def environment_id(stamp: dict[str, Any]) -> str:
-    """Return eight hex digits of a stamp for rows; the run's environment.json has the stamp."""
+    """Eight hex digits for rows; the run's environment.json has the stamp."""
     return hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -94,7 +90,7 @@ def _version(library: str) -> str | None:
 
 
 def _driver(device: torch.device) -> dict[str, str]:
-    """Return driver and clocks by nvidia-smi; empty without it."""
+    """Driver and clocks by nvidia-smi; empty without it."""
     query = ("driver_version", "clocks.max.sm", "clocks.max.mem")
     command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
     try:
@@ -115,7 +111,7 @@ def _assembler_version() -> str | None:
 
 
 def is_checkout(root: Path) -> bool:
-    """Return whether a folder is a checkout of attnbench, and not a folder of installed packages."""
+    """A folder of installed packages is none."""
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,8 +123,8 @@ def is_checkout(root: Path) -> bool:
 def source_commit(root: Path) -> tuple[str | None, bool | None]:
     """Return the commit of attnbench's source and whether files differ from it, asked once in a process.
 
-    From git, or from a file COMMIT where there is no git (then whether files differ is not known: None). None for a
-    folder that is no checkout.
+    From git, or from a file COMMIT without git (then whether files differ is unknown: None). None for a folder that is
+    no checkout.
     """
     if not is_checkout(root):
         return None, None
@@ -168,7 +164,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 def answers(url: str, limit_seconds: float) -> bool:
-    """Return whether `url` answers within the limit, including the look-up of its name and the user's proxy."""
+    """Return whether `url` answers within the limit, which includes the look-up of its name and the user's proxy."""
     answered = threading.Event()
 
     def ask() -> None:

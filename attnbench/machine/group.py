@@ -70,11 +70,8 @@ class Group:
         self._others = [process_id for process_id in process_ids if process_id != os.getpid()]
 
     def agree(self, *words: int) -> list[int]:
-        """Return the maxima of all ranks' integers of 63 bits, once every rank has given its own.
-
-        Raises:
-            LostError: a rank has ended.
-        """
+        """Return the maxima of all ranks' integers of 63 bits, once every rank has given its own. As all methods here,
+        it raises LostError if a rank has ended."""
         tensor = torch.tensor(words, dtype=torch.int64)
         with self._watched():
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._words)
@@ -85,10 +82,8 @@ class Group:
         """Replace a tensor, and the gradients of the backward pass inside, by their sums over all ranks.
 
         Buckets of gradients are sent during the backward pass, in its order, which is the same on every rank. Sums are
-        bit-equal on all ranks. The work can be captured in a CUDA graph.
-
-        Raises:
-            LostError: a rank has ended; on GPUs only when the host waits.
+        bit-equal on all ranks. The work can be captured in a CUDA graph. On GPUs a lost rank shows only when the host
+        waits.
         """
         bucket, under_way = [tensor], []
 
@@ -120,32 +115,20 @@ class Group:
                     work.wait()
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank the tensors of rank 0.
-
-        Raises:
-            LostError: a rank has ended.
-        """
+        """Give every rank the tensors of rank 0."""
         with self._watched(), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
     def wait(self, device: torch.device) -> None:
-        """Wait for the device while all ranks live; on a CPU the host has waited already.
-
-        Raises:
-            LostError: a rank has ended.
-        """
+        """Wait while all ranks live; on a CPU the host has waited already."""
         if device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
             self.wait_until(done.query)
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for work of all ranks; NCCL alone would wait for ever for one that has ended.
-
-        Raises:
-            LostError: a rank has ended.
-        """
+        """Wait for work of all ranks; NCCL alone would wait for ever for a rank that has ended."""
         while not is_done():
             if not all(_lives(process_id) for process_id in self._others):
                 raise self._lost("has ended")
@@ -186,7 +169,6 @@ def _lives(process_id: int) -> bool:
 
 
 def device_type_of(name: str, ranks: Ranks) -> str:
-    """Return cuda or cpu, the type of every rank's device."""
     device = resolve_device(name)
     if device.type == "cpu":
         return device.type
@@ -203,5 +185,5 @@ def device_type_of(name: str, ranks: Ranks) -> str:
 
 @cache
 def join(ranks: Ranks, device_type: str) -> Group:
-    """Make the group of this process once, for all jobs of a sweep; waits for all ranks."""
+    """Make the group once for all jobs of a sweep; waits for all ranks."""
     return Group(ranks, device_type)

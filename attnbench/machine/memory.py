@@ -12,7 +12,7 @@ PROCESS = Path("/proc/self")
 
 
 def reset_resident_peak() -> float | None:
-    """Restart `resident_peak_mib`; return the MiB resident now, None if that is not possible."""
+    """Restart `resident_peak_mib`; return the resident MiB, None if that is not possible."""
     try:
         (PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -27,9 +27,8 @@ def resident_peak_mib() -> float:
 
 @contextmanager
 def memory_capped(cap_mib: float | None) -> Iterator[None]:
-    """Make allocations past the cap fail inside, before the system kills the process.
-
-    Counts private memory; not shared libraries and files mapped for reading.
+    """Make allocations past the cap fail inside, before the system kills the process. Counts private memory; not shared
+    libraries and files mapped for reading.
 
     Args:
         cap_mib: beyond the present memory of the process; None: no cap.

@@ -36,7 +36,7 @@ class Pauses:
             self.clock()
 
     def clock(self) -> float:
-        """Return the seconds since some moment, without pauses."""
+        """Seconds since some moment, without pauses."""
         with self._lock:
             now = time.perf_counter()
             gap, self._last = now - self._last, now

@@ -1,4 +1,4 @@
-"""Precisions: their names, dtypes, and contexts that compute in them."""
+"""Precisions: names, dtypes, and contexts that compute in them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,7 @@ from attnbench.settings.schema import BFLOAT16_WEIGHTS
 
 
 def resolve_precision(name: str, device_type: str, setting: str = "train.precision") -> str:
-    """Return the precision: `auto` is bfloat16 on CUDA and float32 on a CPU; only CUDA has TF32.
-
-    Args:
-        setting: its name, for the message.
-    """
+    """`auto` is bfloat16 on CUDA and float32 on a CPU; only CUDA has TF32. Messages name `setting`."""
     if name == "tf32" and device_type != "cuda":
         raise UserError(f"{setting}=tf32: only CUDA devices have it; float32 and bfloat16 work on a CPU")
     return name if name != "auto" else ("bfloat16" if device_type == "cuda" else "float32")

@@ -36,8 +36,6 @@ STOP_SECONDS = 60.0
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Outcome(Generic[Item]):
-    """Result of one item."""
-
     item: Item
     seconds: float
     error: str | None
@@ -127,8 +125,7 @@ def run_in_processes(
     Args:
         function, items: a function of a module and plain data; they and the result are pickled. The caller may add to a
             deque of items between two outcomes.
-        num_workers: simultaneous processes.
-        log: file of their output.
+        log: file of the workers' output.
         num_threads: of torch in each; None: torch's default.
         fresh: a new process for each item.
         idle: workers of former calls to reuse, to which they return; None: workers end with the call.
@@ -190,7 +187,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _end(child: Child, is_alive: bool) -> None:
-    """End an idle process; with a dead one, kill the processes that it had started."""
+    """End an idle process; of a dead one, kill the processes that it had started."""
     child.connection.close()
     child.exit_code()
     if not is_alive:
@@ -248,7 +245,7 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 class _ToParent(logging.Handler):
-    """Handler that sends warnings to the parent and prints them in the worker's log."""
+    """Sends warnings to the parent and prints them in the worker's log."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Rank of this process among those that torchrun starts to train one model, from environment variables."""
+"""Rank of this process among those that torchrun starts, from environment variables."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ ALONE = Ranks(rank=0, size=1)
 
 
 def ranks_here() -> Ranks:
-    """Read the variables; ALONE if WORLD_SIZE is not set or 1."""
+    """ALONE if WORLD_SIZE is not set or 1."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return ALONE
     missing = [name for name in (*NUMBERS, *OTHERS) if not os.environ.get(name)]
@@ -51,7 +51,7 @@ def ranks_here() -> Ranks:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Print nothing inside, except by `speak`: only rank 0 prints."""
+    """Only `speak` prints: the output is that of rank 0."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w") as null:
         sys.stdout = sys.stderr = null

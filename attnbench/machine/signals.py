@@ -51,10 +51,8 @@ def lose(stream: TextIO) -> None:
 
 @contextmanager
 def answering() -> Iterator[TextIO]:
-    """Yield standard output for a command's result, and flush it at the end.
-
-    The block is left when the reader of a pipe has closed it.
-    """
+    """Yield standard output for a command's result, and flush it at the end. The block is left when the reader of a
+    pipe has closed it."""
     output: Any = sys.stdout
     while isinstance(output, Lasting):
         output = output.stream
@@ -126,16 +124,8 @@ def interruptible(message: str) -> Iterator[None]:
 
 @contextmanager
 def ending_in_one_line(interrupted: str = "interrupted; the same command starts over") -> Iterator[None]:
-    """End a script without a traceback after an error that the user can mend, and after a signal.
-
-    HYDRA_FULL_ERROR=1 shows tracebacks.
-
-    Args:
-        interrupted: message after a signal.
-
-    Raises:
-        SystemExit: 1 after an error that is `errors.mendable`, 128 plus its number after a signal.
-    """
+    """End a script without a traceback after an error that the user can mend, with code 1, and after a signal, with 128
+    plus its number. HYDRA_FULL_ERROR=1 shows tracebacks."""
     try:
         with lasting_streams(), interruptible(interrupted):
             yield
@@ -153,10 +143,7 @@ class StopRequest:
     """Request to stop, set by a signal; training checks it between two steps, saves and stops.
 
     Before there is anything to save, and inside `unless_stopped`, a signal ends the work at once. A second signal ends
-    the process with a message from where the same command resumes.
-
-    Args:
-        announced: print a line at the signal.
+    the process with a message from where the same command resumes. `announced` prints a line at the signal.
     """
 
     def __init__(self, *, announced: bool = True) -> None:
@@ -170,11 +157,8 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Handle the signals inside.
-
-        Raises:
-            Interrupted: something failed after a signal: Ctrl-C also ends a compiler's process, say.
-        """
+        """Handle the signals inside. Raises Interrupted if something failed after a signal: Ctrl-C also ends a
+        compiler's process, say."""
         before = {number: signal.getsignal(number) for number in heard()}
         for number in before:
             signal.signal(number, self._request)
@@ -229,7 +213,7 @@ class StopRequest:
             self._only_reads = False
         except BaseException:
             self._only_reads = False
-            # Any exception: a library may have raised another one at the interruption.
+            # A library may have raised another exception at the interruption.
             if self.signal is None:
                 raise
             return None

@@ -1,4 +1,4 @@
-"""Names of checkpoints and of their files, and the removal of a checkpoint."""
+"""Names of checkpoints and of their files, and the removal of a checkpoint, without torch for attnbench runs."""
 
 import re
 from pathlib import Path
@@ -17,15 +17,15 @@ UNFINISHED = re.compile(rf"\.{WHOLE}\.(partial|removed)")
 
 
 def is_own_file(path: Path) -> bool:
-    """Tell if this file of a checkpoint has a name that attnbench gives."""
+    """Tell if attnbench gives this name to a file of a checkpoint."""
     return FILES.fullmatch(path.name) is not None and (path.is_symlink() or not path.is_dir())
 
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint's own files; a link alone, not the folder that it leads to.
 
-    The folder gets another name first, so that one under its name is whole. It stays under the other name where files
-    of the user's are in it.
+    The folder gets another name first, so that one under its name is whole. It keeps the other name if files of the
+    user's are in it.
     """
     hidden = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.removed")
     if hidden != folder:

@@ -1,4 +1,4 @@
-"""Several corpora in one comparison: evaluations of language models are repeated on each.
+"""Several corpora in one comparison.
 
 Files and rows name evaluation and corpus apart. Verdicts and reports use `perplexity on wikitext2` and `perplexity on
 enwik8`, so that numbers of different corpora are never compared.
@@ -19,7 +19,7 @@ BYTES, BPE = ":bytes", ":bpe-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpora:
-    """The corpora of a comparison and the evaluations repeated on them."""
+    """The corpora, and the evaluations repeated on them."""
 
     names: dict[str, str]
     """Name of the yaml by the label in rows, `text:words@8145388310a2`."""
@@ -50,7 +50,7 @@ def on_corpus(evaluation: str, corpus: str | None) -> str:
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Split the name of an evaluation from its corpus, None without one."""
+    """Split the name of an evaluation from its corpus."""
     evaluation, on, corpus = name.partition(ON)
     return evaluation, corpus if on else None
 
@@ -66,13 +66,12 @@ def corpus_name(text: str, tokenizer: str, size: int) -> str:
 
 
 def units_of(label: str | None) -> str:
-    """Name the tokens of a corpus by its label."""
     name = (label or "").rpartition("@")[0]
     return "bytes" if name.endswith(BYTES) else "tokens" if BPE in name else "characters"
 
 
 def as_measured(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """Name the evaluation of each row as it stands in its file, beside the corpus that a column of its own names."""
+    """Name the evaluation as it stands in its file, beside the column of the corpus."""
 
     def measured(row: ResultRow) -> ResultRow:
         return replace(row, identity=replace(row.identity, evaluation=split_name(row.identity.evaluation)[0]))

@@ -1,7 +1,4 @@
-"""Files of JSON lines: errors name file and line, and files are replaced at once.
-
-Names that end in .gz are compressed.
-"""
+"""Files of JSON lines: errors name file and line, files are replaced at once, and .gz is compressed."""
 
 import gzip
 import hashlib
@@ -43,8 +40,6 @@ MAX_LINE_BYTES = 2**20
 
 @dataclass(slots=True, kw_only=True)
 class JsonLines:
-    """Content of a file of JSON lines."""
-
     path: Path
     objects: list[dict[str, Any]]
     """Object i stands on line i + 1."""
@@ -56,16 +51,13 @@ class JsonLines:
     """Hash of all lines before the last."""
 
     def where(self, index: int) -> str:
-        """Return file and line of object `index` for an error message."""
+        """File and line of object `index`."""
         return f"{self.path}:{index + 1}"
 
 
 def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> JsonLines:
-    """Read every line of `path`.
-
-    The last line may be torn, and a machine that died may leave NUL bytes; any other line that is not a JSON object was
-    altered.
-    """
+    """The last line may be torn, and a machine that died may leave NUL bytes; any other line that is not a JSON object
+    was altered."""
     try:
         content = read_bounded_bytes(path, max_bytes, is_packed=path.suffix == PACKED)
     except (OSError, EOFError, zlib.error) as error:
@@ -85,7 +77,7 @@ def read_json_lines(path: Path, max_bytes: int = MAX_JSON_BYTES, max_line_bytes:
 
 
 def stream_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every whole line of `path` without its end, and its object; the file may be longer than memory."""
+    """Yield every whole line without its end, and its object; the file may be longer than memory."""
     try:
         with open_regular(path) as file:
             yield from _whole_lines(path, iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), MAX_LINE_BYTES)

@@ -1,4 +1,4 @@
-"""Folder of a run or a cell: its log, its config, its environment, and its failure.
+"""Folder of a run or a cell:
 
 config.yaml environment.json train.log metrics.jsonl checkpoint/ results/<evaluation>-<hash>.jsonl failed.txt
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def data_root() -> Path:
-    """The folder whose data/ has corpora: the checkout or, without one, the current folder."""
+    """The checkout or, without one, the current folder."""
     return ROOT if is_checkout(ROOT) else Path.cwd()
 
 
@@ -52,7 +52,7 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
                 stale.unlink()
             yield
     except OSError as error:
-        # Of a failed renaming the second name is that of the file.
+        # A failed renaming names the file second.
         where = error.filename2 or error.filename or folder
         raise UserError(f"{where}: {error.strerror or error}; {_way_out(error)}") from error
 
@@ -67,22 +67,16 @@ def _way_out(error: OSError) -> str:
 
 @contextmanager
 def recording(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Hold the folder; write its train.log, and its failed.txt after an error.
-
-    Raises:
-        Interrupted: a signal that was not handled inside.
-    """
+    """Hold the folder; write its train.log, and its failed.txt after an error. Raises Interrupted after a signal that
+    was not handled inside."""
     with recording_each([folder], waits=waits, is_done=lambda folder: False):
         yield
 
 
 @contextmanager
 def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[Path], bool]) -> Iterator[None]:
-    """Hold several folders as `recording` does.
-
-    Args:
-        is_done: tells if the work of a folder was finished before an error.
-    """
+    """Hold several folders as `recording` does; `is_done` tells if the work of a folder was finished before an
+    error."""
     with ExitStack() as held:
         # Sorted, so that two processes do not wait for each other.
         for folder in sorted(folders):
@@ -105,7 +99,7 @@ def recording_each(folders: Sequence[Path], *, waits: bool, is_done: Callable[[P
 
 
 class _LogFile(logging.FileHandler):
-    """Log file that ignores a full disk."""
+    """Ignores a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
@@ -128,17 +122,14 @@ def _keep_log(path: Path, stack: ExitStack) -> None:
 
 
 def config_text(content: dict[str, Any]) -> str:
-    """Return the text of config.yaml: the given settings and the resolved ones."""
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> None:
-    """Write config.yaml."""
     replace_file(folder / "config.yaml", config_text(content))
 
 
 def first_environment(folder: Path) -> dict[str, Any]:
-    """Read the environment of a training's first sitting."""
     path = folder / "environment.json"
     try:
         stamp = parse_json(read_bounded(path, MAX_JSON_BYTES))
@@ -151,10 +142,7 @@ def first_environment(folder: Path) -> dict[str, Any]:
 
 
 def stamp_environment(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Keep the present environment in the folder, and return it.
-
-    environment.json is that of the first sitting; another one has a file of its own, named by its id.
-    """
+    """environment.json is that of the first sitting; another one has a file of its own, named by its id."""
     stamp = environment(device, ROOT)
     text, first = json.dumps(stamp, indent=2) + "\n", folder / "environment.json"
     is_first = not first.exists() or read_bounded(first, MAX_JSON_BYTES) == text

@@ -39,12 +39,11 @@ def config_hash(identity: Any) -> str:
 
 
 def hashed_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a mixer without those that are "none", the neutral value of a choice."""
+    """Leave out "none", the neutral value of a choice."""
     return {name: value for name, value in options.items() if value != "none"}
 
 
 def hash_with_code(content: list[Any], code: dict[str, Any]) -> str:
-    """The `config_hash` of a result's content and of its code, see `code_of`."""
     return config_hash([*content, code] if code else content)
 
 
@@ -77,7 +76,7 @@ def _code(target: str) -> str:
 
 @functools.cache
 def _source(module: ModuleType) -> str:
-    """The sha256 of `sources_of`. It is kept with the module object: a file that is edited later is not what runs."""
+    """Kept with the module object: a file that is edited later is not what runs."""
     return hashlib.sha256(json.dumps(sorted(sources_of(module).items())).encode()).hexdigest()
 
 
@@ -124,7 +123,8 @@ def _syntax_tree(name: str, path: Path) -> ast.Module:
 def _beside(
     tree: ast.Module, package: list[str], root: Path, prefix: tuple[str, ...]
 ) -> Iterator[tuple[str, Path, bool]]:
-    """The modules under `root` that a module imports, and their parent packages: name, file, is_package."""
+    """Yield name, file and is_package of the modules under `root` that a module imports, and of their parent
+    packages."""
     for name in _imported(tree, package):
         parts = tuple(name.split("."))
         if parts[0] == "attnbench" or parts[: len(prefix)] != prefix:

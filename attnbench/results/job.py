@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class Job(ABC):
-    """Work that leaves one results file in its folder; a plan asks for jobs.
+    """Work that leaves one results file in its folder.
 
     Attributes:
         label: name for people: recall linear, num_pairs 16, lr 0.03, seed 0.
         task_label: the label without rate and seed.
         experiment: its folder under outputs/.
         evaluation: of its rows: an evaluation, a bench, or TRAINING.
-        config_hash: its identity, eight hex digits of everything that can change its numbers.
+        config_hash: eight hex digits of everything that can change its numbers.
         folder: shared by the jobs of one model.
         device: locked while it runs.
-        evaluations: jobs in the same folder that follow it, of the checkpoints of a training.
+        evaluations: jobs that follow it in the same folder, of a training's checkpoints.
         is_timed: it runs alone on its device, in a process of its own.
         rerun: run although its results exist.
         shares_device: other jobs run on the device at the same time.
@@ -58,21 +58,18 @@ class Job(ABC):
 
     @property
     def results(self) -> Path:
-        """The results file."""
         return self.folder / "results" / f"{self.evaluation}-{self.config_hash}.jsonl"
 
     @property
     def parts(self) -> tuple["Job", ...]:
-        """The job and the evaluations that follow it."""
         return self, *self.evaluations
 
     @property
     def all_results(self) -> list[Path]:
-        """The results files of all its parts."""
         return [part.results for part in self.parts]
 
     def is_done(self) -> bool:
-        """Tell if all its results exist: a file gets its name once it is complete. A failed training's rows say so."""
+        """A file gets its name once it is complete. A failed training's rows say so."""
         return all(path.exists() for path in self.all_results)
 
     @abstractmethod
@@ -89,11 +86,10 @@ class Job(ABC):
         return [self.device]
 
     def row_settings(self) -> dict[str, Any]:
-        """Settings of all its rows."""
         return {}
 
     def protocol(self) -> dict[str, Any] | None:
-        """Rules of its scores, see `results.protocol`; None if its scores are not tested."""
+        """See `results.protocol`; None if its scores are not tested."""
         return None
 
     def config(self) -> dict[str, Any] | None:
@@ -108,17 +104,17 @@ class Job(ABC):
         return stamp_environment(self.folder, self.device)
 
     def announce(self, *, done: bool) -> None:
-        """Log what is about to run, or that it was done before."""
+        """Log what is about to run, or was done before."""
         if not done:
             log.info(self.label)
 
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
-        """Write one measurement as a row."""
         return writer.write(measurement)
 
 
 def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True) -> None:
-    """Run the jobs of one folder that have no results, in order.
+    """Run the jobs of one folder that have no results, in order. The `failure` of a job is raised after all have
+    written their rows.
 
     Args:
         shares_device: other jobs run on the device at the same time; nothing is timed.
@@ -159,11 +155,7 @@ def results_of(job: Job) -> ResultsWriter:
 
 
 def identity(job: Job, stamp: dict[str, Any]) -> Identity:
-    """The columns shared by all rows of a job.
-
-    Args:
-        stamp: the environment, see `machine.environment.environment`.
-    """
+    """The columns shared by all rows of a job measured in the environment `stamp`."""
     shared: dict[str, Any] = {
         "experiment": job.experiment,
         "run": job.folder.name,
@@ -174,7 +166,6 @@ def identity(job: Job, stamp: dict[str, Any]) -> Identity:
 
 
 def measured_by(stamp: dict[str, Any]) -> dict[str, Any]:
-    """Columns of machine and source."""
     return {
         "device": stamp["device"],
         "num_devices": 1,

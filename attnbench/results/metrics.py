@@ -112,14 +112,14 @@ class Primary:
 
     @property
     def margin_text(self) -> str:
-        """The margin in words: "1 % of perplexity"."""
+        """As "1 % of perplexity"."""
         if self.kind == "nats":
             return f"{percent_of_nats(self.margin):.3g} % of perplexity"
         return f"{self.margin:g} {self.scale}"
 
     @property
     def scale(self) -> str:
-        """Words behind a difference: "in accuracy", "doublings"."""
+        """As "in accuracy", "doublings"."""
         return self.metric if self.kind == "level" else f"in {self.kind}"
 
     @property
@@ -128,11 +128,10 @@ class Primary:
         return self.kind != "nats"
 
     def takes(self, metric: str, settings: Mapping[str, Any]) -> bool:
-        """Tell if this metric and setting may be primary."""
         return metric == self.metric and self.settings.items() <= settings.items()
 
     def hardness(self, settings: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return the key that orders settings from easy to hard."""
+        """Key that orders settings from easy to hard."""
         return tuple(
             -settings[name[1:]] if name.startswith("-") else settings[name]
             for name in self.hardest

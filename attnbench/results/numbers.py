@@ -1,4 +1,4 @@
-"""Numbers as text: digits that an interval supports, intervals, and nats as percent of a perplexity."""
+"""Numbers as text."""
 
 import math
 
@@ -21,7 +21,7 @@ LONG = 1e15
 
 
 def format_number(value: float) -> str:
-    """Format with four significant digits; from 1,000 up as a whole number with thousands separated, below LONG."""
+    """Four significant digits; from 1,000 up a whole number with thousands separated, below LONG."""
     return f"{value:,.0f}" if 1000 <= abs(value) < LONG else f"{value:.4g}"
 
 
@@ -29,10 +29,7 @@ def format_within(value: float, low: float | None, high: float | None, sign: str
     """Format with the digits that the interval supports, at most those of format_number.
 
     Half the interval's width keeps two significant digits if they are 10 to 35, otherwise one, as in the rounding rule
-    of the Particle Data Group.
-
-    Args:
-        sign: "+" to show the sign of positive numbers.
+    of the Particle Data Group. `sign` is "+" to show the sign of positive numbers.
     """
     decimals = _num_decimals(low, high)
     if abs(value) >= LONG:
@@ -46,7 +43,7 @@ def format_within(value: float, low: float | None, high: float | None, sign: str
 
 
 def _num_decimals(low: float | None, high: float | None) -> int | None:
-    """Return the decimals that an interval supports, below 0 for tens and more; None where it has no width."""
+    """Below 0 for tens and more; None without a width."""
     if low is None or high is None or not high > low:
         return None
     half = (high - low) / 2
@@ -72,7 +69,6 @@ def format_interval(low: float | None, high: float | None, sign: str = "", *, is
 
 
 def percent_of_nats(nats: float) -> float:
-    """Return the difference in nats as percent of a perplexity."""
     try:
         return 100 * math.expm1(nats)
     except OverflowError:

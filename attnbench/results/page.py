@@ -13,11 +13,7 @@ from attnbench.settings.escape import markdown_text, printable, without_paths
 
 
 def check_target(target: Path, sources: Sequence[Path]) -> None:
-    """Check the folder of a page.
-
-    Args:
-        sources: folders of the page's rows.
-    """
+    """Neither page nor source may lie in the other: results.csv would be read twice."""
     for source in sources:
         if not source.is_dir():
             raise UserError(f"{source}: {'is no folder' if source.exists() else 'no such folder'}")
@@ -62,17 +58,15 @@ def write_page(
 
 
 def made_by(commands: Iterable[str], sentences: str) -> str:
-    """Write the paragraphs of the commands that made a page, without absolute paths, and of where they ran."""
+    """Name the commands that made a page, without absolute paths, and where they ran."""
     lines = (f"    {printable(without_paths(line))}" for command in commands for line in command.split("\n"))
     return "Made by\n\n" + "\n".join(lines) + f"\n\n{sentences}"
 
 
 def listed_values(rows: Iterable[ResultRow], column: str) -> str:
-    """List the distinct values of a column as Markdown."""
     values = dict.fromkeys(getattr(row.identity, column) for row in rows)
     return ", ".join(markdown_text(str(value)) for value in values if value)
 
 
 def bullets(lines: Sequence[str]) -> str:
-    """Write lines of text as a Markdown list."""
     return "\n".join(f"- {markdown_text(line)}" for line in lines)

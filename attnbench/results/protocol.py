@@ -29,18 +29,14 @@ PROTOCOL = "protocol"
 
 
 def rules(kind: str | None = None) -> dict[str, Any]:
-    """Describe the rules shared by all evaluations; the test of levels came later, and only their own rules name it."""
+    """The test of levels came later, and only its own rules name it."""
     tests = {name: test for name, test in TEST_NAMES.items() if name != "level" or kind == "level"}
     return {"version": RULES_VERSION, "significance": SIGNIFICANCE, "adjustment": "Holm", "tests": tests}
 
 
 def protocol_of(primary: Primary | None, stop: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Describe the rules of an evaluation: shared ones, primary metric with margin, stop rule.
-
-    Args:
-        primary: None if every number is descriptive.
-        stop: rule by which trainings end early; None: they do not.
-    """
+    """Describe the rules of an evaluation: shared ones, primary metric with margin (None: every number is descriptive),
+    and the rule by which trainings end early, if they do."""
     return {
         "rules": rules(primary.kind if primary is not None else None),
         "primary": asdict(primary) if primary is not None else None,
@@ -49,5 +45,5 @@ def protocol_of(primary: Primary | None, stop: Mapping[str, Any] | None = None) 
 
 
 def protocol_id(content: Mapping[str, Any]) -> str:
-    """Return eight hex digits of a protocol, for the rows."""
+    """Eight hex digits, for the rows."""
     return config_hash(dict(content))

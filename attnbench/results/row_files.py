@@ -32,38 +32,32 @@ SITTING = "ATTNBENCH_SITTING"
 
 
 def begin_sitting() -> None:
-    """Begin a sitting: results from here on, also of processes that this one starts, were measured in it."""
+    """Results from here on, also of processes that this one starts, were measured in one sitting."""
     os.environ[SITTING] = datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class ResultsWriter:
     """Writer of one results file; used in a `with`, the file gets its name at the end.
 
-    Rows are written to a file beside it, so that a file under its name is complete. Results that are there when the
-    writer is made are removed: they are about to be measured again.
-
-    Args:
-        settings: of all rows, beside those of each measurement.
+    Results that are there when the writer is made are removed: they are about to be measured again. `settings` are of
+    all rows, beside those of each measurement.
     """
 
     def __init__(self, path: Path, identity: Identity, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.identity, self.settings, self.num_rows = path, identity, settings or {}, 0
         self._digest, self._started = hashlib.sha256(), datetime.now(UTC)
-        # Without parents: a run whose folder is gone must not leave results alone in a new one.
+        # Without parents: a run's folder that is gone must not come back with results alone.
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         self._beside = name_beside(path)
         self._file = open(self._beside, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
-        """Write one row.
-
-        Args:
-            variant: of the row, where one file holds rows of several.
-            backend: None where the variant's name says it.
+        """Write one row, of `variant` if one file holds rows of several; `backend` is None if the variant's name says
+        it.
 
         Raises:
-            ValueError, TypeError: the settings hold what JSON cannot say.
+            ValueError, TypeError: the settings hold values that JSON does not have.
         """
         identity = self.identity
         if self.settings:
@@ -112,7 +106,7 @@ class ResultsWriter:
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    """Read the rows of a results file."""
+    """An error names file and line of an unreadable row, of another schema, or of a missing end, and the remedy."""
     with _naming_the_remedy():
         return parse_results(path)
 
@@ -126,7 +120,7 @@ def _naming_the_remedy() -> Iterator[None]:
 
 
 def parse_results(path: Path) -> list[ResultRow]:
-    """Read as read_results does, from a file that no command here could make again."""
+    """As read_results, of a file that no command here could make again."""
     lines = read_json_lines(path)
     ending = last_record(lines)
     rows, sitting, imported = [], sitting_of(lines), ending.get(IMPORTED)
@@ -144,19 +138,19 @@ def parse_results(path: Path) -> list[ResultRow]:
 
 
 def check_sum(lines: JsonLines) -> None:
-    """Raise UserError unless the rows of a results file are the rows that were written."""
+    """The rows must be those that were written."""
     if lines.objects[-1].get("sha256", lines.sha256) != lines.sha256:
         raise UserError(f"{lines.path}: altered after it was written, its rows do not match the checksum at its end")
 
 
 def started_at(path: Path) -> datetime | None:
-    """Return when the results of `path` were begun, by the clock of that machine; None: it does not say."""
+    """Return when the results were begun, by the clock of that machine; None: unknown."""
     with _naming_the_remedy():
         return begun(read_json_lines(path))
 
 
 def begun(lines: JsonLines) -> datetime | None:
-    """Return when a results file was begun, as its last record says; None: it does not say."""
+    """As `started_at`."""
     started = last_record(lines).get("started")
     try:
         moment = datetime.fromisoformat(started) if isinstance(started, str) else None
@@ -166,7 +160,7 @@ def begun(lines: JsonLines) -> datetime | None:
 
 
 def sitting_of(lines: JsonLines) -> str:
-    """Return the sitting of a results file; empty where its last record does not say."""
+    """Empty if its last record does not say."""
     sitting = lines.objects[-1].get("sitting", "")
     return sitting if isinstance(sitting, str) else ""
 
@@ -174,13 +168,13 @@ def sitting_of(lines: JsonLines) -> str:
 def by_age(path: Path, started: datetime | None) -> tuple[datetime, str]:
     """Return the key that orders results files from the oldest to the newest, whatever the dates of the files are.
 
-    Those that do not say when they were begun come first; among equals the name decides, so that a copy has one order.
+    Unknown times come first; among equals the name decides, so that a copy has one order.
     """
     return started or datetime.min.replace(tzinfo=UTC), path.name
 
 
 def last_record(lines: JsonLines) -> dict[str, Any]:
-    """Return the last record of a results file, which counts its rows."""
+    """Return the last record, which counts the rows."""
     endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
     if not endings:
         what = "is torn" if lines.torn else "lacks the record that the file is complete"
@@ -203,7 +197,7 @@ def last_record(lines: JsonLines) -> dict[str, Any]:
 
 
 def _are_marks(marks: Any) -> bool:
-    """Tell if these are the marks of imports: the file's sha256, when, and what a check of it came to."""
+    """Marks of imports: the file's sha256, when, and the result of a check."""
     return (
         isinstance(marks, list)
         and len(marks) <= MAX_MARKS

@@ -30,10 +30,8 @@ NUMBER_COLUMNS = {
 
 
 def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
-    """Write results.csv or results.csv.gz: COLUMNS in order, settings as a JSON object in their own order.
-
-    Texts are escaped for terminals; reasons have no absolute paths.
-    """
+    """Write COLUMNS in order, settings as a JSON object in their own order. Texts are escaped for terminals; reasons
+    have no absolute paths."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -47,7 +45,7 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
 
 
 def table_of(folder: Path) -> Path:
-    """Return results.csv or results.csv.gz of a folder; the former if there is none."""
+    """results.csv or results.csv.gz of a folder; the former if there is none."""
     packed = folder / PACKED_TABLE
     return packed if packed.exists() else folder / TABLE
 
@@ -61,7 +59,6 @@ def write_environments(target: Path, stamps: Mapping[str, Any]) -> None:
 
 
 def read_csv(path: Path) -> list[ResultRow]:
-    """Read the rows of a results.csv, or of one that is compressed."""
     try:
         content = read_bounded_bytes(path, MAX_JSON_BYTES, is_packed=path.suffix == PACKED)
         if content.count(b"\n") > MAX_ROWS:

@@ -138,7 +138,7 @@ class Identity:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class ResultRow:
-    """A measurement and its identity: one row of results.csv."""
+    """One row of results.csv."""
 
     identity: Identity
     measurement: Measurement
@@ -151,7 +151,7 @@ class ResultRow:
         return f"{self.sitting} {self.identity.environment}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row by the names and in the order of COLUMNS."""
+        """In the order of COLUMNS."""
         content: dict[str, Any] = {"schema": SCHEMA}
         # Without the copies of `asdict`: a table may have ten thousand rows.
         for part in (self.identity, self.measurement):
@@ -160,11 +160,8 @@ class ResultRow:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "ResultRow":
-        """Read a row of `to_dict`.
-
-        Raises:
-            ValueError: another schema number, a column missing or unknown, or a measurement that contradicts itself.
-        """
+        """Raises ValueError for another schema number, a column missing or unknown, or a measurement that contradicts
+        itself."""
         if content.get("schema") != SCHEMA:
             raise ValueError(f"schema {content.get('schema')}, and this version of attnbench reads schema {SCHEMA}")
         missing, unknown = set(COLUMNS) - set(content), set(content) - set(COLUMNS)
@@ -183,12 +180,12 @@ class ResultRow:
 
 
 def is_search(seed: int) -> bool:
-    """Tell if a seed is one of a search, whose rows stand in no table."""
+    """Rows of a search stand in no table."""
     return seed >= SELECTION_SEED
 
 
 def same_corpus(rows: Iterable[ResultRow]) -> str | None:
-    """Return the one corpus that all `rows` come from; None where they read none, or there are no rows."""
+    """Return the one corpus of all `rows`; None if they read none. Numbers of several corpora cannot be compared."""
     corpora = {row.identity.corpus for row in rows}
     if len(corpora) > 1:
         names = ", ".join(sorted("(none)" if name is None else name for name in corpora))

@@ -120,11 +120,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_run(folder: Path, experiment: str, *, metric: str = "") -> Run:
-    """Read one folder, also a locked or altered one.
-
-    Args:
-        metric: see `find_runs`.
-    """
+    """Read one folder, also a locked or altered one; `metric`: see `find_runs`."""
     named = NAME.fullmatch(folder.name)
     assert named is not None, folder
     sizes = dict(_files(folder))

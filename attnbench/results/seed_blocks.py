@@ -18,12 +18,11 @@ class Block(NamedTuple):
 
     @property
     def named(self) -> str:
-        """The plans, for people."""
         return " and ".join(self.plans)
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """Read the blocks of a file, none without it."""
+    """None without the file."""
     if not path.exists():
         return []
     blocks: list[Block] = []
@@ -56,6 +55,6 @@ def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> No
 
 
 def outside_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> list[int]:
-    """Return the seeds outside of a plan's blocks; none for a plan without blocks."""
+    """None for a plan without blocks."""
     own = [block for block in blocks if plan in block.plans]
     return [seed for seed in seeds if own and not any(block.first <= seed <= block.last for block in own)]

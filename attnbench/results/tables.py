@@ -1,4 +1,4 @@
-"""Tables: one `Table` for terminal, Markdown and report, and tables made of result rows.
+"""Tables for terminal, Markdown and report, and tables made of result rows.
 
 A table holds plain text; each renderer escapes it. The report's template renders it as HTML.
 """
@@ -33,7 +33,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """A cell with notes or a mark."""
+    """With notes or a mark."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -53,8 +53,6 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table before it is rendered."""
-
     headers: Sequence[str | TableCell]
     lines: Sequence[Sequence[str | TableCell]]
     """Cells of each line, as many as there are headers."""
@@ -68,7 +66,7 @@ class Table:
 
 
 def to_terminal(table: Table, width: int) -> RichTable:
-    """Render a table without its notes for a terminal of this width."""
+    """Without its notes."""
     title = Text(printable(table.title)) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     lines = [
@@ -97,7 +95,7 @@ def to_terminal(table: Table, width: int) -> RichTable:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table to standard output, and its notes below it."""
+    """The notes stand below it."""
     console = Console() if console is None else console
 
     def paragraph(text: str) -> None:
@@ -113,7 +111,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def _parts_that_fit(table: Table, width: int) -> list[Table]:
-    """Turn a table of scores that is too wide on its side, if it is less wide so, and cut it between columns."""
+    """Transpose a table of scores that is too wide, if that makes it narrower, and cut it between columns."""
     if table.num_labels != 1 or _width(table, width) <= width:
         return [table]
     first, *others = ([*column] for column in zip(table.headers, *table.lines, strict=True))
@@ -132,7 +130,7 @@ def _only(table: Table, indices: Sequence[int]) -> Table:
 
 
 def _width(table: Table, width: int) -> int:
-    """Return how wide a table is where no word is broken but the names of lines, which may have a share of `width`."""
+    """Return how wide a table is if no word is broken but the names of lines, which may have a share of `width`."""
     columns = zip(table.headers, *table.lines, strict=True)
     names, *numbers = ([printable(str(cell)) for cell in column] for column in columns)
     wide = sum(
@@ -143,7 +141,7 @@ def _width(table: Table, width: int) -> int:
 
 
 def to_html(table: Table) -> str:
-    """Render a table as HTML for a notebook, which has styles of its own: title, lead, table, notes."""
+    """For a notebook, which has its own styles: title, lead, table, notes."""
     title = Markup("<p><strong>{}</strong></p>").format(printable(table.title)) if table.title else ""
     lead = Markup("<p>{}</p>").format(printable(table.lead)) if table.lead else ""
     head = Markup("").join(Markup("<th>{}</th>").format(printable(str(header))) for header in table.headers)
@@ -163,7 +161,7 @@ def _in_html(cell: TableCell) -> Markup:
 
 
 def to_markdown(table: Table) -> str:
-    """Render a table as Markdown: its title as a heading, its lead, the table, its notes."""
+    """Its title as a heading, its lead, the table, its notes."""
     marks = ["---" if index < table.num_labels else "--:" for index in range(len(table.headers))]
     cells = [
         list(map(str, table.headers)),
@@ -196,7 +194,7 @@ LATEX = str.maketrans(
 
 
 def to_latex(table: Table) -> str:
-    """Render a table as a LaTeX tabular, with the rules of booktabs; its signs need amssymb."""
+    """With the rules of booktabs; its signs need amssymb."""
 
     def line(cells: Iterable[str]) -> str:
         return f"{' & '.join(cells)} \\\\"
@@ -235,11 +233,7 @@ class Headline:
 
 
 def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
-    """Return the lead of a table with timings of several sittings in one column, otherwise nothing.
-
-    Args:
-        sittings: of the numbers of each timed column, by header.
-    """
+    """Return the lead of a table with timings of several sittings in one column; `sittings` are by header."""
     mixed = [header for header, names in sittings.items() if len({*names}) > 1]
     if not mixed:
         return ""
@@ -262,7 +256,7 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
 
 
 def cells_of(folder: Path) -> list[Path]:
-    """List the cells of a run, from its cells.txt."""
+    """From its cells.txt."""
     path = folder / "cells.txt"
     if not path.exists():
         return []

@@ -162,12 +162,12 @@ def fewest_seeds_of(primary: Primary, num_pairs: int) -> int:
 
 
 def fewest_seeds(test: PairedTest, alpha: float) -> int:
-    """With which `test` can reject at level `alpha`."""
+    """Return the fewest seeds with which `test` can reject at level `alpha`."""
     return next(num for num in range(2, MAX_SEEDS + 1) if test.smallest_p(num) <= alpha)
 
 
 def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
-    """By variant, at the hardest measured setting."""
+    """Return the figures of the primary metric by variant, at the hardest measured setting."""
     by_setting: dict[str, dict[str, Figure]] = {}
     for figure in figures:
         if figure.variant in variants and primary.takes(figure.metric, figure.settings):

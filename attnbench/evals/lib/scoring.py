@@ -32,7 +32,7 @@ def correct_labels(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def _most_likely(model: LanguageModel, batch: Batch) -> Tensor:
-    """(B, L). Long sequences are read in pieces with a carried state."""
+    """Return the most likely symbol at each label, (B, L). Long sequences are read in pieces with a carried state."""
     (num_rows, length), positions_BL = batch.tokens_BT.shape, batch.positions_BL
     if length <= WHOLE:
         return model(batch.tokens_BT, positions_BL=positions_BL)[0].argmax(-1)

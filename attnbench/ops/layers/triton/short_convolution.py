@@ -162,7 +162,7 @@ def _row(x, sequence, position, length, channels):
 
 @triton.jit
 def _rows(x, sequence, first, length, channels, channel, exists, ROWS: tl.constexpr):
-    """Zeros past the end. All rows are loaded before any is used."""
+    """Load ROWS rows from `first` on, zeros past the end, before any is used."""
     rows = ()
     for row in tl.static_range(ROWS):
         address = _row(x, sequence, first + row, length, channels) + channel

@@ -1,25 +1,19 @@
-"""Verdicts over corpora in words and in a table: counts of verdicts, and the estimate of a mixed model."""
+"""Verdicts over corpora in words and in a table."""
 
 from collections.abc import Sequence
 
-from attnbench.report.blocks import Note, Section
+from attnbench.report.blocks import Section
 from attnbench.results.numbers import format_interval, format_within, percent_of_nats
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.over_corpora import OverCorpora, over_corpora
 from attnbench.verdict.ranking import Verdict
 from attnbench.verdict.statistics import Interval
 
-HOW_FITTED = (
-    "Over corpora: one mean of all differences by seed, with the corpus as random group (MixedLM of statsmodels, by "
-    "REML), and Student’s 95 % interval with one degree of freedom less than there are corpora. This estimate is not a "
-    "test of the family and gives no verdict."
-)
-
 PHRASES = {"equivalent": "equivalent", "undecided": "undecided", "none": "without a verdict"}
 
 
 def corpora_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    sentences = [f"{_counts(it)}. {_model(it)}" for it in over_corpora(verdicts)]
+    sentences = [f"{_counts(it)}." for it in over_corpora(verdicts)]
     return {"Over corpora": sentences} if sentences else {}
 
 
@@ -45,16 +39,6 @@ def _counts(it: OverCorpora) -> str:
     return f"{opening}{' ' if better in outcomes else ': '}{', '.join(shown)}"
 
 
-def _model(it: OverCorpora) -> str:
-    if it.estimate is None:
-        return f"There is no mixed model: {it.obstacle}."
-    between = f"{percent_of_nats(it.between or 0.0):.2g} %"
-    return (
-        f"By a mixed model {it.first}’s perplexity differs from {it.second}’s by {_percent(it.estimate)} over corpora, "
-        f"which is no test; that varies by {between} from corpus to corpus."
-    )
-
-
 def _percent(interval: Interval) -> str:
     """Format a difference in nats as percent of the second's perplexity, whichever variant is better: as percent of the
     first's, it might be outside the range of all corpora."""
@@ -73,19 +57,16 @@ def corpora_section(verdicts: Sequence[Verdict]) -> Section | None:
             f"{it.first} − {it.second}",
             it.evaluation,
             *(_cell(it.verdicts.get(corpus)) for corpus in corpora),
-            TableCell(text=f"{_percent(it.estimate)} of perplexity")
-            if it.estimate is not None
-            else TableCell(text=NOTHING, notes=(it.obstacle,)),
         ]
         for it in pairs
     ]
     table = Table(
         title="Verdicts on each corpus",
-        headers=["Pair", "Evaluation", *corpora, "Over corpora"],
+        headers=["Pair", "Evaluation", *corpora],
         lines=lines,
         num_labels=2,
     )
-    return Section(title="Over corpora", blocks=[table, Note(HOW_FITTED)])
+    return Section(title="Over corpora", blocks=[table])
 
 
 def _cell(verdict: Verdict | None) -> TableCell:

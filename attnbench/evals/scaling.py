@@ -5,7 +5,7 @@ from typing import Any
 
 from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.lib.rows import peak_row, time_row, without_numbers
-from attnbench.evals.lib.size_losses import LOSS, SizeTraining, power_law
+from attnbench.evals.lib.size_losses import LOSS, SizeTraining
 from attnbench.evals.lib.step_cost import Timed, lacks_text, measure_step, settle
 from attnbench.evals.perplexity import NO_TEST_SPLIT
 from attnbench.machine.timing import OutOfMemory, attempt
@@ -23,9 +23,7 @@ class Scaling(Timed, SystemEvaluation):
     """Cost of a training step over model sizes, each matched as the run is.
 
     With `train_tokens` every size has its learning rate searched on the validation split, and is trained with several
-    seeds on that many characters; its loss is that of the test split. For five sizes or more the power law loss =
-    irreducible + a N^-b over their non-embedding parameters N is fitted; `scaling_exponent` is b, and the intervals
-    resample the seeds of each size.
+    seeds on that many characters; its loss is that of the test split.
     """
 
     sizes: dict = option(
@@ -76,7 +74,6 @@ class Scaling(Timed, SystemEvaluation):
 
     def run(self, subject: Subject) -> Iterator[Measurement]:
         settle(subject)
-        losses: dict[int, list[float]] = {}
         for name, model in self.models.items():
             settings, reason = {"model": name}, self._refusal(subject, model)
             if reason is not None:
@@ -98,11 +95,7 @@ class Scaling(Timed, SystemEvaluation):
             if isinstance(size, OutOfMemory):
                 yield from without_numbers(LOSS, settings, "out_of_memory", size.reason)
                 continue
-            if not any(trained.is_diverged for trained in size.scored):
-                losses[size.parameters] = [trained.nats for trained in size.scored]
             yield from size.rows(settings)
-        if self.trains:
-            yield from power_law(losses)
 
     def _refusal(self, subject: Subject, model: ModelSettings) -> str | None:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.results.numbers import percent_of_nats
 from attnbench.settings.errors import UserError
 
-KINDS = ("nats", "accuracy", "share", "level")
+KINDS = ("nats", "accuracy", "level")
 
 DEFINITIONS = {
     # Scores
@@ -55,8 +55,6 @@ DEFINITIONS = {
     "ceiling_fraction": "achieved TFLOP/s as a share of one large matrix product's on this device in this precision",
     "prefill_tokens_per_second": "positions of a prompt a second",
     "decode_tokens_per_second": "tokens that are written a second, of all sequences",
-    "scaling_exponent": "a of loss = irreducible + b N ^ -a, N the parameters without embedding",
-    "irreducible_nats_per_character": "loss that the fit leaves to a model of any size",
     # Operators
     "forward_milliseconds": "time of a forward pass",
     "backward_milliseconds": "time of a backward pass",
@@ -95,8 +93,8 @@ class Primary:
 
     metric: str
     kind: str
-    """nats: about normal over seeds, lower is better; accuracy: in 0..1; share: 1 for a seed that solved, else 0;
-    level: number of levels held, with parts of levels."""
+    """nats: about normal over seeds, lower is better; accuracy: in 0..1; level: number of levels held, with parts of
+    levels."""
     margin: float
     """Difference below which two scores are equivalent, in the metric's unit."""
     settings: dict[str, Any] = field(default_factory=dict)

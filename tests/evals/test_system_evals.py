@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,7 +20,7 @@ from attnbench.cli.compose import CONF
 from attnbench.evals import throughput
 from attnbench.evals.lib import step_cost
 from attnbench.evals.lib.rows import doublings
-from attnbench.evals.lib.size_losses import FIT, SizeTraining, power_law
+from attnbench.evals.lib.size_losses import SizeTraining
 from attnbench.evals.memory import growth
 from attnbench.evals.throughput import UNITS, Throughput
 from attnbench.machine.memory import available_mib
@@ -276,14 +275,10 @@ def test_scaling_measures_and_trains_every_size_at_a_rate_of_its_own(text, monke
         "scaling", measured, sizes=SIZES, names=["s", "m"], batch_size=4, train_tokens=2048, learning_rates=rates
     )
     metrics = ("parameters", "step_milliseconds", "peak_memory_mib", "non_embedding_parameters", "nats_per_character")
-    assert [(row.metric, row.settings.get("model")) for row in rows] == [
-        *((metric, name) for name in ("s", "m") for metric in metrics),
-        *((metric, None) for metric in FIT),
+    assert [(row.metric, row.settings["model"]) for row in rows] == [
+        (metric, name) for name in ("s", "m") for metric in metrics
     ]
-    assert {row.status for row in rows[:-2]} == {"ok"}
-    # Two sizes: no power law, and no number that looks like one.
-    assert {(row.status, row.value) for row in rows[-2:]} == {("unsupported", None)}
-    assert "needs 5" in rows[-1].reason
+    assert {row.status for row in rows} == {"ok"}
     for name in ("s", "m"):
         of_size = {row.metric: row for row in rows if row.settings.get("model") == name}
         embedding = measured.corpus.vocabulary_size * SIZES[name]["dim"]
@@ -313,31 +308,13 @@ def test_a_size_that_cannot_be_matched_is_rows_that_say_so(text):
     assert "head_width=20" in rows[0].reason
 
 
-def test_a_training_that_diverges_has_no_loss_and_no_part_in_the_power_law(text):
+def test_a_training_that_diverges_has_no_loss(text):
     rows = rows_of(
         "scaling", subject(text), sizes=SIZES, names=["s"], batch_size=4, train_tokens=4096,
         learning_rates=[1e30], warmup_steps=0,
     )  # fmt: skip
     [loss] = [row for row in rows if row.metric == "nats_per_character"]
     assert loss.status == "diverged"
-    assert rows[-1].reason.startswith("0 sizes")
-
-
-def test_a_power_law_is_found_again_with_its_irreducible_loss():
-    sizes = [2**exponent * 1_000_000 for exponent in range(5)]
-    exact = {size: 1.1 + 5 * (size / sizes[0]) ** -0.3 for size in sizes}
-    exponent, irreducible = power_law({size: [loss] for size, loss in exact.items()})
-    assert (exponent.value, irreducible.value) == (pytest.approx(0.3, rel=1e-6), pytest.approx(1.1, rel=1e-6))
-    # A single seed can not be resampled.
-    assert exponent.low is exponent.high is irreducible.low is None
-    noise = np.random.default_rng(0).normal(0, 0.01, (5, 10))
-    noisy = {size: [loss + other for other in noise[index]] for index, (size, loss) in enumerate(exact.items())}
-    found: list[Any] = [*power_law(noisy)]
-    for row, truth in zip(found, (0.3, 1.1), strict=True):
-        assert row.low < row.value < row.high
-        assert row.value == pytest.approx(truth, rel=0.1)
-        assert row.high - row.low < truth / 5
-    assert {row.status for row in power_law(dict(list(noisy.items())[:4]))} == {"unsupported"}
 
 
 def test_the_sizes_are_those_of_conf_model():

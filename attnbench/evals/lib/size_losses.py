@@ -1,17 +1,14 @@
-"""Losses of model sizes: a searched rate, a training for each seed, and the power law over the sizes."""
+"""Losses of model sizes: a searched rate, and a training for each seed."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
 from typing import Any
 
-import numpy as np
-
 from attnbench.data.batches import Batches, evaluation_batches
 from attnbench.evals.base import Subject
-from attnbench.evals.lib.rows import without_numbers
 from attnbench.machine.device import start_afresh
 from attnbench.model.loss import split_nats
 from attnbench.results.rows import Measurement
@@ -20,12 +17,6 @@ from attnbench.training.checkpoint import TrainState
 from attnbench.training.loop import text_batch, train
 
 LOSS = {"non_embedding_parameters": "", "nats_per_character": "nat"}
-FIT = {"scaling_exponent": "", "irreducible_nats_per_character": "nat"}
-
-MIN_SIZES = 5
-"""Fewest sizes that a power law with an irreducible loss, three numbers, is fitted to."""
-
-NUM_RESAMPLES = 499
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
@@ -124,41 +115,3 @@ class SizeTraining:
             num_labels=round(float(count_T.sum())),
             num_skipped=num_steps - state.num_updates(),
         )
-
-
-def power_law(losses: dict[int, list[float]]) -> Iterator[Measurement]:
-    """Yield the rows of FIT; `losses` are those of each seed by number of parameters."""
-    if len(losses) < MIN_SIZES:
-        reason = f"{len(losses)} sizes have a loss, and a power law with an irreducible loss needs {MIN_SIZES}"
-        yield from without_numbers(FIT, {}, "unsupported", reason)
-        return
-    from scipy.stats import bootstrap
-
-    parameters, samples = zip(*sorted(losses.items()), strict=True)
-
-    def fitted(*samples: Any) -> np.ndarray:
-        return fit_power_law(parameters, [float(np.mean(sample)) for sample in samples])
-
-    ends = np.full((2, len(FIT)), np.nan)
-    if min(map(len, samples)) > 1:
-        resampled = bootstrap(samples, fitted, n_resamples=NUM_RESAMPLES, vectorized=False, method="percentile", rng=0)
-        ends = np.array(resampled.confidence_interval)
-    for (metric, unit), value, low, high in zip(FIT.items(), fitted(*samples), *ends, strict=True):
-        low, high = (float(low), float(high)) if math.isfinite(low) else (None, None)
-        yield Measurement(metric=metric, value=float(value), unit=unit, low=low, high=high, num_samples=len(losses))
-
-
-def fit_power_law(parameters: Sequence[int], nats: Sequence[float]) -> np.ndarray:
-    """Return exponent and irreducible loss of nats = irreducible + a N^-exponent, by least squares."""
-    from scipy.optimize import least_squares
-
-    ratio_S, nats_S = np.asarray(parameters) / parameters[0], np.asarray(nats)
-
-    def errors(values: np.ndarray) -> np.ndarray:
-        exponent, irreducible, scale = values
-        return irreducible + scale * ratio_S**-exponent - nats_S
-
-    half = nats_S.min() / 2
-    # x_scale: the sizes of the numbers differ; bounds: no loss is below 0.
-    fit = least_squares(errors, [0.2, half, nats_S[0] - half], bounds=(0, np.inf), x_scale="jac", xtol=1e-12)
-    return fit.x[:2]

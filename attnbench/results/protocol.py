@@ -22,7 +22,8 @@ TEST_NAMES = {
     "share": "McNemar's exact test",
     "level": "permutation test and Welch's of unpaired means, both",
 }
-"""Test by kind of primary metric; `verdict.family.TESTS` has them under these names."""
+"""Test by kind of primary metric; `verdict.family.TESTS` has them under these names. No metric is a share any more, but
+the id of every protocol covers its test."""
 
 PROTOCOL = "protocol"
 """Setting of rows: id of the protocol."""

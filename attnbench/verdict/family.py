@@ -20,9 +20,9 @@ from attnbench.verdict.axes import is_chance
 from attnbench.verdict.levels import UNPAIRED, limit
 from attnbench.verdict.power import MAX_SEEDS
 from attnbench.verdict.seeds import Figure
-from attnbench.verdict.statistics import MCNEMAR, SIGN_FLIP, STUDENT, PairedTest
+from attnbench.verdict.statistics import SIGN_FLIP, STUDENT, PairedTest
 
-TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "share": MCNEMAR, "level": UNPAIRED}
+TESTS: dict[str, PairedTest] = {"nats": STUDENT, "accuracy": SIGN_FLIP, "level": UNPAIRED}
 
 NATS_RESOLUTION = 1e-6
 """Smallest standard error of nats; smaller ones are rounding."""

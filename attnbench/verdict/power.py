@@ -70,31 +70,3 @@ def _lower_ends(num: int, rank: int, seen: tuple[float, ...]) -> np.ndarray:
     # The means of all draws take 260 MB.
     parts = np.array_split(drawn, NUM_PARTS, axis=1)
     return np.concatenate([np.partition(subsets @ part, rank - 1, axis=0)[rank - 1] for part in parts])
-
-
-def shares_power(effect: float, spread: float, alpha: float, num: int) -> float:
-    """Power of McNemar's exact test of `num` seeds at level `alpha`."""
-    from scipy.stats import binom
-
-    more, fewer = _discordant(effect, spread)
-    discordant = np.arange(num + 1)
-    # Largest significant number of seeds solved by the worse one alone, by number of discordant seeds.
-    most = binom.ppf(alpha / 2, discordant, 0.5)
-    most -= binom.cdf(most, discordant, 0.5) > alpha / 2
-    finds = binom.cdf(most, discordant, fewer / (more + fewer) if more + fewer else 0.5)
-    return float(np.sum(binom.pmf(discordant, num, min(1.0, more + fewer)) * finds))
-
-
-def shares_equivalence_power(effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-    """Lower bound on the power to show equivalent shares with `num` seeds at level `alpha`."""
-    from scipy.stats import binom
-
-    most = binom.ppf(alpha, num, margin)
-    most -= binom.cdf(most, num, margin) > alpha
-    return max(0.0, 1 - float(sum(binom.sf(most, num, share) for share in _discordant(effect, spread))))
-
-
-def _discordant(effect: float, spread: float) -> tuple[float, float]:
-    """Return the shares of seeds that only the better one solves, and only the worse."""
-    square = min(1.0, spread**2 + effect**2)
-    return (square + abs(effect)) / 2, max(0.0, (square - abs(effect)) / 2)

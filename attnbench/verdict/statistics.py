@@ -26,8 +26,6 @@ from attnbench.verdict.power import (
     difference_power,
     equivalence_power,
     flips_power,
-    shares_equivalence_power,
-    shares_power,
 )
 
 CONFIDENCE = 0.95
@@ -261,56 +259,6 @@ class SignFlip(Permutation):
         return max(-1.0, low), min(1.0, high)
 
 
-class McNemar(PairedTest):
-    """McNemar's exact test of two shares of seeds; differences are 1, 0 or -1: solved by the first, both, the second.
-
-    It ignores seeds that both solve, so equivalence is tested separately: by the probability of so few seeds that one
-    solves alone, if its share were higher by the margin.
-    """
-
-    name = TEST_NAMES["share"]
-
-    def smallest_p(self, num: int) -> float:
-        return 2.0 ** (1 - num)
-
-    def power(self, effect: float, spread: float, alpha: float, num: int, seen: Sequence[float] = ()) -> float:
-        return shares_power(effect, spread, alpha, num)
-
-    def equivalence_power(self, effect: float, spread: float, margin: float, alpha: float, num: int) -> float:
-        return shares_equivalence_power(effect, spread, margin, alpha, num)
-
-    def p_value(self, differences: Sequence[float], *, resolution: float) -> float:
-        from statsmodels.stats.contingency_tables import mcnemar
-
-        first, second = self._discordant(differences)
-        return float(mcnemar([[0, first], [second, 0]], exact=True).pvalue) if first + second else 1.0  # pyright: ignore[reportAttributeAccessIssue]
-
-    def equivalence_p_value(self, differences: Sequence[float], margin: float, *, resolution: float) -> float:
-        from scipy.stats import binom
-
-        return max(float(binom.cdf(count, len(differences), margin)) for count in self._discordant(differences))
-
-    def interval(self, differences: Sequence[float], level: float, *, resolution: float) -> tuple[float, float]:
-        """McNemar's test bounds it towards 0, the seeds that one variant solves alone away from 0."""
-        (first, second), num = self._discordant(differences), len(differences)
-        discordant = first + second
-
-        def most(count: int, of: int) -> float:
-            return share_interval(count, of, (1 - level) / 2)[1]
-
-        low, high = -most(second, num), most(first, num)
-        if discordant and self.p_value(differences, resolution=0) <= 1 - level:
-            # The first's share of discordant seeds, scaled to all seeds.
-            if first > second:
-                low = (1 - 2 * most(second, discordant)) * discordant / num
-            else:
-                high = (2 * most(first, discordant) - 1) * discordant / num
-        return low, high
-
-    def _discordant(self, differences: Sequence[float]) -> tuple[int, int]:
-        return sum(value > 0 for value in differences), sum(value < 0 for value in differences)
-
-
 def widened(low: float, high: float, mean: float, resolution: float) -> tuple[float, float]:
     """Extend an interval to at least `resolution` from the mean. An end keeps its sign if it would cross 0: a
     difference can be significant although it is less than an item."""
@@ -318,7 +266,7 @@ def widened(low: float, high: float, mean: float, resolution: float) -> tuple[fl
     return low if wide_low <= 0 < low else wide_low, high if high < 0 <= wide_high else wide_high
 
 
-STUDENT, SIGN_FLIP, MCNEMAR = Student(), SignFlip(), McNemar()
+STUDENT, SIGN_FLIP = Student(), SignFlip()
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,6 @@ from simulate_verdicts import NATS, simulate
 
 from attnbench.verdict.power import NUM_DRAWS
 from attnbench.verdict.statistics import (
-    MCNEMAR,
     SIGN_FLIP,
     STUDENT,
     bounded_interval,
@@ -19,7 +18,7 @@ from attnbench.verdict.statistics import (
     student_interval,
 )
 
-TESTS = {"student": STUDENT, "sign flip": SIGN_FLIP, "mcnemar": MCNEMAR}
+TESTS = {"student": STUDENT, "sign flip": SIGN_FLIP}
 accuracies = st.lists(st.floats(-0.5, 0.5).map(lambda value: round(value, 3)), min_size=2, max_size=11)
 solved = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=11)
 
@@ -116,14 +115,8 @@ def test_differences_below_one_item_are_found_and_their_interval_agrees():
 
 
 def test_permutations_have_a_smallest_p_value():
-    assert SIGN_FLIP.p_value([0.9] * 5, resolution=0) == SIGN_FLIP.smallest_p(5) == MCNEMAR.smallest_p(5) == 2**-4
+    assert SIGN_FLIP.p_value([0.9] * 5, resolution=0) == SIGN_FLIP.smallest_p(5) == 2**-4
     assert SIGN_FLIP.smallest_p(8) <= 0.05 / 6 < SIGN_FLIP.smallest_p(7)
-
-
-def test_shares_are_equivalent_within_a_fifth_with_fourteen_seeds_and_not_with_thirteen():
-    assert MCNEMAR.equivalence_p_value([0.0] * 14, 0.2, resolution=0) < 0.05
-    assert MCNEMAR.equivalence_p_value([0.0] * 13, 0.2, resolution=0) > 0.05
-    assert MCNEMAR.equivalence_p_value([1.0] + [0.0] * 13, 0.2, resolution=0) > 0.05
 
 
 def test_the_seeds_that_are_named_grow_with_the_spread_and_end_at_a_hundred():
@@ -152,11 +145,6 @@ def test_seeds_are_named_by_the_test_that_they_are_for():
     # Against the other side the same seeds count as much.
     mirrored = {**given, "seen": [-value for value in solved]}
     assert SIGN_FLIP.seeds_needed(-effect, spread, 0.01, **mirrored) == 13
-    # Of shares equality takes some three hundred seeds of which none tells the two apart.
-    ties = {"alpha": 0.05, "equivalence_alpha": 0.05, "more_than": 10}
-    assert MCNEMAR.seeds_needed(0.0, 0.01, 0.01, **ties) is None
-    assert MCNEMAR.equivalence_power(0.0, 1e-9, 0.01, 0.05, 299) > 0.99
-    assert MCNEMAR.equivalence_power(0.0, 1e-9, 0.01, 0.05, 298) == 0.0
 
 
 def test_the_power_of_sign_flips_counts_a_mean_of_zero_as_their_test_does():
@@ -175,14 +163,6 @@ def test_an_interval_that_ends_at_zero_but_for_rounding_holds_it():
     assert SIGN_FLIP.interval(differences, level, resolution=0) == (0.0, 0.5)
     opposite = [-value for value in differences]
     assert SIGN_FLIP.interval(opposite, level, resolution=0) == (-0.5, 0.0)
-
-
-def test_power_of_shares_is_that_of_their_test():
-    rng, first, second, num = np.random.default_rng(0), 0.5, 0.1, 12
-    effect, spread = first - second, (first + second - (first - second) ** 2) ** 0.5
-    draws = rng.choice([1, -1, 0], (2_000, num), p=[first, second, 1 - first - second])
-    found = np.mean([MCNEMAR.p_value(draw.tolist(), resolution=0.0) <= 0.05 and draw.sum() > 0 for draw in draws])
-    assert MCNEMAR.power(effect, spread, 0.05, num) == pytest.approx(found, abs=0.03)
 
 
 @pytest.mark.slow

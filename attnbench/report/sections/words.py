@@ -216,9 +216,6 @@ def advantage(verdict: Verdict) -> tuple[str, str, str]:
         return "has", amount, on_corpus("lower perplexity" + f" in {name}" * (name != "perplexity"), corpus)
     if pair.primary.kind == "level":
         verb, what = "holds", f"more {pair.primary.metric} of {name.removeprefix('ladder_').replace('_', ' ')}"
-    elif pair.primary.kind == "share":
-        ahead, low, high = (100 * end for end in (ahead, low, high))
-        verb, what = "solves", f"more of 100 seeds of {name.replace('_', ' ')}"
     else:
         ahead, low, high = (100 * end for end in (ahead, low, high))
         verb, noun = ACTS.get(name, ("gets", f"answers right in {name.replace('_', ' ')}"))

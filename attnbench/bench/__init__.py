@@ -1,2 +1,2 @@
-"""Operators timed alone, one file per table: a yaml in conf/bench registers it. Nothing here trains a model, and what
-several tables time lies in operators/ and profiling/."""
+"""Operators timed alone, one file per table: a yaml in conf/bench registers it. Parts of several tables are in
+operators/ and profiling/."""

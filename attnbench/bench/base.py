@@ -1,4 +1,4 @@
-"""The interface of an operator table, and the rows that several of them have."""
+"""The interface of an operator table, and rows of several tables."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -147,9 +147,7 @@ class Example:
 
     def largest_error(self, results: Sequence[Tensor], precision: str) -> float:
         """Return the largest relative error of output and gradients; raise GateError for one beyond the precision's.
-
-        Gradients of gates, which sum over channels, are allowed PART_FACTOR times as much.
-        """
+        Gradients of gates, which sum over channels, are allowed PART_FACTOR times as much."""
         largest = 0.0
         for head, expected in zip(self.heads, self.expected, strict=True):
             for part, computed, exact in zip(("output", *self.inputs), results, expected, strict=True):
@@ -181,7 +179,7 @@ class OperatorPasses(Passes):
         super().__init__(partial(call, **inputs), list(inputs.values()), example.gradient)
 
     def results(self) -> list[Tensor]:
-        """Return output and gradients in the order of the example's inputs."""
+        """In the order of the example's inputs."""
         output, *gradients = self.outcome()
         if self.is_packed:
             parts = [self.example.inputs[name] for name in ("query", "key", "value")]

@@ -1,4 +1,4 @@
-"""The tables of benches on a terminal, and as a page of docs/results with rows and environments."""
+"""The tables of benches on a terminal, and as a page of docs/results."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
 
 
 def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
-    """Describe the ceilings of the roofline; empty if no table has shares of it."""
+    """Empty if no table has shares of the roofline."""
     if not any(str(header).endswith("roof") for table in shown for header in table.headers):
         return ""
     values = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}

@@ -85,7 +85,7 @@ class BenchRun:
 
 
 class BenchJob(Job):
-    """A results file of a bench. Its rows are the device's; those of an implementation have its name."""
+    """Its rows are the device's; those of an implementation have its name."""
 
     experiment = EXPERIMENT
 
@@ -118,7 +118,7 @@ class BenchJob(Job):
         return self.given.stamp
 
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
-        """Write a row; implementation and backend are columns, as in every other row."""
+        """Implementation and backend are columns, as in every other row."""
         settings = dict(measurement.settings)
         variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
         return writer.write(replace(measurement, settings=settings), variant, backend)

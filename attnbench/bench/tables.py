@@ -104,7 +104,7 @@ def _table(rows: Sequence[ResultRow], layout: Layout, precision: list[str]) -> T
 
 
 def _lead(lines: Sequence[Sequence[ResultRow]]) -> str:
-    """Name the times of a table that belong to several sittings; empty for one sitting."""
+    """Name the times that belong to several sittings; empty for one sitting."""
 
     def sittings(line: Sequence[ResultRow]) -> list[str]:
         measured = [(row, row.measurement) for row in line if row.measurement.value is not None]
@@ -124,7 +124,7 @@ def _settings(row: ResultRow) -> dict[str, Any]:
 
 
 def _differing(entries: Sequence[dict[str, Any]], layout: Layout) -> list[str]:
-    """Return settings that are no line and no column of this layout, and that differ between its rows."""
+    """Return settings that differ between the rows and are neither line nor column of this layout."""
     known = {*layout.lines, layout.columns, *APART, *(name for values in layout.values for name in values.where)}
     names = dict.fromkeys(name for settings in entries for name in settings if name not in known)
     return [name for name in names if len({settings.get(name) for settings in entries}) > 1]

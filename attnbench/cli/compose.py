@@ -52,7 +52,7 @@ def read_words(
     config_name: str,
     config_dir: Path | str | None = None,
 ) -> Settings:
-    """Return what `read` makes of the configuration of a command line; see `compose`."""
+    """Return the settings that `read` makes of a command line's configuration; see `compose`."""
     for word in overrides:
         if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
             raise UserError(f"{word}: names no setting; NAME=VALUE does")
@@ -84,7 +84,7 @@ def own_conf() -> Path | None:
 
 
 def _in_own_job() -> bool:
-    """Return whether Hydra was started with the yamls of conf/, and not by a program with its own yamls."""
+    """Tell if Hydra was started with the yamls of conf/, and not by a program with its own yamls."""
     hydra_here = GlobalHydra.instance()
     return hydra_here.is_initialized() and any(
         source.provider == "main" and Path(source.path.removeprefix("file://")) == CONF
@@ -95,9 +95,7 @@ def _in_own_job() -> bool:
 @contextmanager
 def _own_hydra(config_dir: Path | str | None) -> Iterator[None]:
     """Start Hydra with the yamls of conf/ and then of `config_dir`, as a command line with --config-dir does.
-
-    Afterwards the program has its own Hydra and its access to environment variables again.
-    """
+    Afterwards the program has its own Hydra and its access to environment variables again."""
     program, base = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
     GlobalHydra.instance().clear()
     try:
@@ -121,7 +119,7 @@ def _own_hydra(config_dir: Path | str | None) -> Iterator[None]:
 
 
 class YamlFolder(FileConfigSource):
-    """Folder of yamls, each parsed once in a process as long as its date and size stay the same."""
+    """Parses each yaml once in a process as long as its date and size stay the same."""
 
     parsed: ClassVar[dict[tuple[Any, ...], tuple[Any, dict[str, str | None]]]] = {}
 

@@ -121,7 +121,7 @@ def _listed(words: Words) -> list[str]:
 
 
 def _words_of_class(cls: Any) -> tuple[str, str]:
-    """Return the words that name a class, which training processes import."""
+    """Training processes import the class by these words."""
     if isinstance(cls, nn.Module):
         name = type(cls).__name__
         raise UserError(
@@ -191,10 +191,8 @@ IMPORTED: dict[str, tuple[ModuleType, dict[str, str]]] = {}
 
 
 def _import_edited(words: Sequence[str]) -> None:
-    """Import the modules of named classes again, in an interactive session, unless they are as their files are now.
-
-    Training processes import the files, and the identity of a result is that of the files.
-    """
+    """Import the modules of named classes again, in an interactive session, unless they are as their files are now:
+    training processes import the files, and the identity of a result is that of the files."""
     if not hasattr(sys, "ps1"):
         return
     named = {path.replace(":", ".") for word in words for path in re.findall(r"attn\.path=([\w.:]+)", word)}

@@ -37,11 +37,8 @@ MAX_PROMPT_BYTES = 2**24
 
 
 def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
-    """Continue a prompt with the model of a run, on standard output; return the run's folder.
-
-    Args:
-        trained: the settings in the run's config.yaml, with the device to use.
-    """
+    """Continue a prompt on standard output; return the run's folder. `trained` has the run's settings, with the device
+    to use."""
     folder = Path(settings.run).absolute()
     model, record = load_checkpoint(
         checkpoint_of(folder, settings.checkpoint),
@@ -99,7 +96,7 @@ def _device_of(model: LanguageModel) -> torch.device:
 def _continued(
     settings: GenerationSettings, model: LanguageModel, record: ModelRecord, prompt: str
 ) -> Iterator[Iterator[Tensor]]:
-    """Yield an iterator that makes the tokens after a prompt; the device computes in the record's precision inside."""
+    """Yield an iterator over the tokens after a prompt; the device computes in the record's precision inside."""
     device = _device_of(model)
     tokens_T = encode_prompt(prompt, tokenizer_of(record)).to(device)
     with ExitStack() as stack:
@@ -144,7 +141,7 @@ def _read_standard_input() -> str:
 
 
 def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
-    """Return the tokens of a prompt, (T,) int64 on the CPU."""
+    """Return (T,) int64 on the CPU."""
     tokenizer.check_known(text)
     return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
 

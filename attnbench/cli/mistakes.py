@@ -29,11 +29,7 @@ EXAMPLES = {
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
-    """Return one line about an error.
-
-    Args:
-        overrides: of the command line, as an error may not know the given value.
-    """
+    """Return one line about an error. The overrides are needed because an error may not know the given value."""
     if isinstance(error, MissingMandatoryValue):
         example = EXAMPLES.get(str(error.full_key))
         return f"{error.full_key}: must be given{f', for example {example}' if example else ''}"
@@ -89,7 +85,7 @@ def _unknown(error: ConfigCompositionException, overrides: Sequence[str]) -> str
 
 
 def _elsewhere(word: str, overrides: Sequence[str]) -> str:
-    """Return the end of a message: which other commands take this word."""
+    """Tell which other commands take this word."""
     train = "attnbench train"
     # Most words are for a training.
     commands = sorted(commands_with(setting_of(word).partition(".")[0]), key=lambda command: command != train)
@@ -102,7 +98,7 @@ def _elsewhere(word: str, overrides: Sequence[str]) -> str:
 
 
 def _unread(error: BaseException, overrides: Sequence[str]) -> str | None:
-    """Return one line about a word that Hydra cannot parse or takes for a sweep; None for another error."""
+    """Return one line about a word that Hydra cannot parse or takes for a sweep."""
     line = _first_line(error)
     if isinstance(error, OverrideParseException):
         word, reason = error.override, "Hydra's grammar has no such value"

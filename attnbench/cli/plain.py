@@ -35,8 +35,8 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def _refuse_unused(hydra_config: Any) -> None:
-    """Raise UserError for a sweep that Hydra ignores: it reads the sweep of a yaml only with -m, and not of yamls that
-    the sweep chooses."""
+    """Refuse a sweep that Hydra ignores: it reads the sweep of a yaml only with -m, and not of yamls that the sweep
+    chooses."""
     given = {setting_of(word) for word in hydra_config.overrides.task}
     swept = OmegaConf.select(hydra_config, "sweeper.params") or {}
     unused = [f"{name}={value}" for name, value in swept.items() if setting_of(name) not in given]
@@ -51,7 +51,7 @@ def _refuse_unused(hydra_config: Any) -> None:
 
 
 def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
-    """Read settings like settings.check.read; errors about unknown settings name the commands that have them."""
+    """As settings.check.read; errors about unknown settings name the commands that have them."""
 
     def hint(name: str) -> str:
         commands = commands_with(name)
@@ -61,11 +61,7 @@ def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> 
 
 
 def opened(group: str, name: str | None, values: Any) -> dict[str, Any]:
-    """Split a `_target_` yaml of an open group into target and options.
-
-    Args:
-        name: of the yaml; None if none was chosen.
-    """
+    """Split a `_target_` yaml of an open group into target and options; `name` is None if none was chosen."""
     if not isinstance(values, dict) and (name is None or values is not None):
         raise UserError(f"{group}={values}: must name a yaml of {group}/")
     options = dict(values or {})

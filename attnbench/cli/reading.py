@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 
 def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
-    """Check the configuration of attnbench train."""
     values = plain(config, hydra_config)
     _give_way(values.get("train"), hydra_config.overrides.task)
     values["recipe"] = recipe_of(values.get("recipe"), hydra_config)
@@ -57,7 +56,7 @@ def read_settings(config: DictConfig, hydra_config: Any) -> RunSettings:
 
 
 def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings:
-    """Check the configuration of attnbench compare, without its variants' command lines."""
+    """The command lines of the variants are not checked."""
     values, plan = plain(config, hydra_config), {}
     if isinstance(values.get("plan"), dict):
         name = Path(hydra_config.runtime.choices["plan"]).name
@@ -73,7 +72,7 @@ def read_comparison(config: DictConfig, hydra_config: Any) -> ComparisonSettings
 
 
 def read_plan(name: str, plan: dict[str, Any], hydra_config: Any) -> PlanSettings:
-    """Check a plan, without its variants' command lines."""
+    """The command lines of the variants are not checked."""
     words = hydra_config.overrides.task
     for word in words:
         if re.fullmatch(r"\++plan\.(variants|factors)\.[^=]*=(null)?", word):
@@ -111,12 +110,11 @@ def read_plan(name: str, plan: dict[str, Any], hydra_config: Any) -> PlanSetting
 
 
 def read_doctor(config: DictConfig, hydra_config: Any) -> DoctorSettings:
-    """Check the configuration of attnbench doctor."""
     return read_plain(DoctorSettings, plain(config, hydra_config))
 
 
 def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
-    """Check the configuration of attnbench bench and the bench's constructor."""
+    """Check also the bench's constructor."""
     values = plain(config, hydra_config)
     name = Path(hydra_config.runtime.choices["bench"]).name
     target = opened("bench", name, values.pop("bench", None))
@@ -131,7 +129,7 @@ def read_bench(config: DictConfig, hydra_config: Any) -> BenchSettings:
 
 
 def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSettings]:
-    """Check the configuration of attnbench evaluate; return the run's folder, and its settings with the new ones."""
+    """Return the run's folder, and its settings with the new ones."""
     values = plain(config, hydra_config)
     _trust_path(values)
     folder = Path(str(values.pop("run", None))).absolute()
@@ -152,7 +150,7 @@ def read_evaluation(config: DictConfig, hydra_config: Any) -> tuple[Path, RunSet
 
 
 def read_generation(config: DictConfig, hydra_config: Any) -> tuple[GenerationSettings, RunSettings]:
-    """Check the configuration of attnbench generate; return its settings, and the run's with the new device."""
+    """Return the command's settings, and the run's with the new device."""
     _check_prompt(config)
     values = plain(config, hydra_config)
     _trust_path(values)
@@ -181,7 +179,7 @@ def _check_prompt(config: DictConfig) -> None:
 
 
 def read_export(config: DictConfig, hydra_config: Any) -> tuple[ExportSettings, RunSettings]:
-    """Check the configuration of attnbench export; return its settings and the run's."""
+    """Return the command's settings and the run's."""
     settings = read_plain(ExportSettings, {**plain(config, hydra_config), "command": typed("export", hydra_config)})
     return settings, stored_settings(Path(settings.run).absolute())
 

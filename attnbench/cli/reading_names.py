@@ -29,7 +29,7 @@ TAKING_A_WORD_SHORT = ("-cp", "-cn", "-cd", "-p", "-c", "-i")
 
 
 def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
-    """Replace plain words of a command line: `parity nope_copy` becomes `names=[parity,nope_copy]`."""
+    """`parity nope_copy` becomes `names=[parity,nope_copy]`."""
     names: list[str] = []
     others: list[str] = []
     for last, word in zip(["", *words], words, strict=False):
@@ -41,7 +41,7 @@ def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
 
 
 def read_findings(config: DictConfig, hydra_config: Any) -> list[ComparisonSettings]:
-    """Check the configuration of attnbench findings; return the settings of each finding that it asks for."""
+    """Return the settings of each finding that the command asks for."""
     values, known = plain(config, hydra_config), _known_findings()
     chosen = hydra_config.runtime.choices.get("finding")
     if chosen is not None:
@@ -78,7 +78,7 @@ def _known_findings() -> list[str]:
 
 
 def _finding(name: str, words: Sequence[str] = (), command: str = "") -> ComparisonSettings:
-    """Read the settings of a finding, a plan with a claim."""
+    """A finding is a plan with a claim."""
     config = hydra.compose("findings", [f"finding={name}", *words], return_hydra_config=True)
     values = plain(config, config.hydra)
     plan = read_plan(Path(name).name, values.pop("plan"), config.hydra)
@@ -111,7 +111,6 @@ def _as_texts(word: str) -> str:
 
 
 def read_runs(config: DictConfig, hydra_config: Any) -> RunsSettings:
-    """Check the configuration of attnbench runs."""
     settings = read(RunsSettings, plain(config, hydra_config))
     check_outputs_dir(settings.outputs_dir)
     check_runs(settings)

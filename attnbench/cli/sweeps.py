@@ -30,7 +30,7 @@ SUBMITIT = ("submitit_local", "submitit_slurm")
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class JobOutcome:
-    """Result of one job of a sweep: its folder, or an error."""
+    """The folder of a job, or its error."""
 
     words: list[str]
     """Overrides of the job."""
@@ -43,10 +43,8 @@ class JobOutcome:
 
 
 class SweepOutcomes(Callback):
-    """Hydra callback, named in the yamls, that writes the outcomes of a sweep's jobs, which Hydra does not return.
-
-    The jobs may run in other processes and on other machines.
-    """
+    """Hydra callback, named in the yamls, that writes the outcomes of a sweep's jobs, which Hydra does not return. The
+    jobs may run in other processes and on other machines."""
 
     VARIABLE = "ATTNBENCH_SWEEP"
     """Environment variable of this process with the sweep's folder."""

@@ -25,7 +25,7 @@ class Batches:
     Args:
         tokens_N: a split's tokens, moved to `device` once; above MAX_MOVED_BYTES each batch is moved instead.
         batch_size: rows of a batch over all ranks.
-        rank: this process among `num_ranks`; it takes rows rank::num_ranks.
+        rank: this process takes rows rank::num_ranks.
         release: called from time to time to give up the pages of a mapped split, see `Corpus.release`.
     """
 

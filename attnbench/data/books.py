@@ -114,7 +114,6 @@ def listed(*splits: str) -> list[Book]:
 
 
 def find_books(path: Path | None, root: Path) -> CorpusSource:
-    """Find the parquet files in the folder `path`, or in data/books under `root`."""
     folder = root / "data" / "books" if path is None else path
     files = split_files(folder) if folder.is_dir() else {}
     if set(files) != set(SPLITS):
@@ -129,7 +128,7 @@ def find_books(path: Path | None, root: Path) -> CorpusSource:
 
 
 def _checked(folder: Path) -> dict[str, Text]:
-    """Read the splits; raise UserError unless they are the published text."""
+    """Read the splits, which must be the published text."""
     splits = read_splits(folder, split_files(folder))
     for split, text in splits.items():
         digest = hashlib.sha256()
@@ -188,7 +187,7 @@ def _write(books: Sequence[Book], made: Path, path: Path) -> None:
 
 
 def _make(source: Path | None, made: Path) -> None:
-    """Make each book that is not in the folder `made` yet; raise UserError in the end if some could not be."""
+    """Make each book that is not in `made` yet; raise UserError in the end if some could not be."""
     books, missing = listed(), []
     if source is None and not answers(URL, PROBE_SECONDS):
         raise UserError(f"{URL}: cannot be reached; {REMEDY}")
@@ -253,7 +252,7 @@ class _Capped:
 
 
 def _unpacked(stream: Any) -> dict[str, bytes]:
-    """Return the files that NEEDED names from a .tar.gz, by their paths in src/epub; nothing is written."""
+    """Return the files that NEEDED names from a .tar.gz, by their paths in src/epub, without writing."""
     files, num_bytes = {}, 0
     try:
         capped: Any = _Capped(gzip.GzipFile(fileobj=stream))
@@ -272,14 +271,12 @@ def _unpacked(stream: Any) -> dict[str, bytes]:
 
 
 def text_of_book(files: Mapping[str, bytes], repository: str = "") -> str:
-    """Return the text of a book: its paragraphs, separated by blank lines.
+    """Return the text of a book: its paragraphs, separated by blank lines. Raises BookError if a file is missing or
+    cannot be read.
 
     Args:
         files: content.opf and the XHTML that it names, by their paths in src/epub.
         repository: name by which LEFT_OUT names a file.
-
-    Raises:
-        BookError: a file is missing or cannot be read.
     """
     try:
         package = _parsed(files["content.opf"])
@@ -319,7 +316,6 @@ class _Paragraphs:
         """Text of the paragraph that is not finished; each "\\n" is a line break."""
 
     def done(self) -> list[str]:
-        """Finish the paragraph and return all."""
         text = unicodedata.normalize("NFC", "".join(self.parts))
         lines = (re.sub(" +", " ", line).strip(" ") for line in REMOVED.sub("", text).translate(REPLACED).split("\n"))
         if paragraph := "\n".join(filter(None, lines)):

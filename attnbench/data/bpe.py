@@ -1,4 +1,4 @@
-"""Byte-pair encoding by Hugging Face's `tokenizers`, which only this module imports; tokenizers by their state.
+"""Byte-pair encoding by Hugging Face's `tokenizers`, which only this module imports.
 
 The tokenizer.json has one form: bytes as symbols (`ByteLevel`, as GPT-2's) and merges. The package cuts a text into
 words and encodes each. Cutting by the same rule here, and encoding each different word once, takes a third of the time;
@@ -41,14 +41,8 @@ SAFE_CUT = re.compile(rb"[!-\x7f](?=[ \n][!-\x7f])")
 
 
 class Bpe(Tokenizer):
-    """Bytes, and pieces of words made by merging frequent pairs.
-
-    Args:
-        content: of the tokenizer.json.
-
-    Raises:
-        ValueError: another tokenizer than `train_bpe` makes.
-    """
+    """Bytes, and pieces of words made by merging frequent pairs. Raises ValueError if `content`, of the tokenizer.json,
+    is no tokenizer of `train_bpe`."""
 
     kind, units = "bpe", "tokens"
 
@@ -131,10 +125,8 @@ def _first(texts: Iterable[bytes]) -> Iterator[str]:
 
 
 def chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut a text into chunks of at most CHUNK_BYTES and whole characters, between words where possible.
-
-    The cuts depend on the whole text, not on its pieces.
-    """
+    """Cut a text into chunks of at most CHUNK_BYTES and whole characters, between words where possible. The cuts depend
+    on the whole text, not on its pieces."""
     rest = b""
     for piece in pieces:
         rest += piece
@@ -214,11 +206,7 @@ BYTE_OF = _byte_of()
 
 
 def from_state(state: dict[str, Any]) -> Tokenizer:
-    """Make a tokenizer of its `state`, which may be untrusted.
-
-    Raises:
-        ValueError: it is no state of a tokenizer.
-    """
+    """Make a tokenizer of its `state`, which may be untrusted; raises ValueError if it is none."""
     match state:
         case {"kind": "characters", "vocabulary": list(vocabulary), **rest} if not rest:
             if any(not isinstance(symbol, str) or len(symbol) != 1 for symbol in vocabulary):

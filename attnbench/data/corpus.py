@@ -1,4 +1,4 @@
-"""Corpus: the texts that the settings name as tokens, one tensor for each split, and their tokenizer."""
+"""Corpus: texts as tokens, one tensor for each split, and their tokenizer."""
 
 import hashlib
 import json
@@ -47,20 +47,17 @@ class Lengths:
     """Bytes of unknown characters alone."""
 
     def nats_per_character(self, nats: float) -> float:
-        """Convert nats a token."""
         # In this order, so that a factor of 1 changes no digit.
         return nats * (self.num_tokens / self.num_characters)
 
     def bits_per_byte(self, nats: float) -> float:
-        """Convert nats a token; unknown characters cost eight bits a byte more."""
+        """Unknown characters cost eight bits a byte more."""
         total = nats * self.num_tokens + NATS_OF_A_BYTE * self.num_unknown_bytes
         return total / self.num_bytes / math.log(2)
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Corpus:
-    """Text as tokens."""
-
     name: str
     """wikitext2-raw-v1, wikitext2-v1, embedded, text:<file>, hub:<owner>/<name>:<configuration>, books, enwik8,
     text8, or parquet:<folder> for other files in WikiText-2's form; then :bytes or :bpe-<size> where a token is no
@@ -93,19 +90,18 @@ class Corpus:
 
     @property
     def num_unknown(self) -> dict[str, int]:
-        """Number of UNKNOWN symbols in each split."""
         return {split: sizes.num_unknown for split, sizes in self.splits.items()}
 
     def encode(self, text: str) -> Tensor:
-        """Return the tokens of any text, (N,) int64 on the CPU."""
+        """Return (N,) int64 on the CPU."""
         return torch.from_numpy(self.tokenizer.encode(text).astype(np.int64))
 
     def decode(self, tokens_T: Tensor) -> str:
-        """Return the text of tokens; padding symbols are UNKNOWN."""
+        """Padding symbols are UNKNOWN."""
         return self.tokenizer.decode(tokens_T.tolist())
 
     def count(self, tokens_N: Tensor) -> Tensor:
-        """Count each token among some on the CPU, (tokenizer.size,) int64."""
+        """Count each of some tokens on the CPU, (tokenizer.size,) int64."""
         return torch.from_numpy(shards.count_ids(tokens_N.numpy(), self.tokenizer.size))
 
     def lengths(self, split: str, count_V: Tensor) -> Lengths:
@@ -122,7 +118,7 @@ class Corpus:
 
     def first_characters(self, split: str, wanted: int | None) -> tuple[Tensor, dict[str, int]]:
         """Return the first tokens of a split, at most `wanted` characters, and that number as a row's setting; all
-        tokens, and no setting, where `wanted` is None or not below the length."""
+        tokens, and no setting, if `wanted` is None or not below the length."""
         tokens_N = self.tokens[split]
         if wanted is None or wanted >= self.splits[split].num_characters:
             return tokens_N, {}
@@ -133,7 +129,7 @@ class Corpus:
         return tokens_N[:number], {"characters": wanted}
 
     def authors(self, split: str) -> Tensor | None:
-        """Return the number of the author of each token of a split, (N,) int64; None where there are no authors."""
+        """Return the number of the author of each token of a split, (N,) int64; None without authors."""
         if not has_authors(self.name):
             return None
         authors_B, ends_B = np.array(authors_of(split), dtype=np.int64).T
@@ -149,10 +145,11 @@ size of the vocabulary."""
 
 
 def load_corpus(settings: DataSettings, seq_len: int, root: Path) -> Corpus:
-    """Read the corpus that `settings` names, or open its tokens where they were made before.
+    """Read the corpus that `settings` names, or open its tokens if they were made before.
 
     Args:
-        seq_len: every split needs more tokens than this, except a test split that is not wanted (data.test_fraction=0).
+        seq_len: every split needs more tokens than this, except a test split that is not wanted
+            (data.test_fraction=0).
         root: folder of data/; a relative data.path starts at the working directory.
     """
     source = _find(settings, root)
@@ -203,7 +200,7 @@ def _corpus(tokens: Tokens, wanted_size: int | None) -> Corpus:
 
 
 def _tensor(ids: np.ndarray, size: int) -> Tensor:
-    """Return the same memory as a tensor, signed where possible: torch lacks operations on unsigned numbers."""
+    """Share the memory, signed where possible: torch lacks operations on unsigned numbers."""
     if ids.dtype.itemsize == 4 or (ids.dtype.itemsize == 2 and size <= 2**15):
         ids = ids.view(f"int{8 * ids.dtype.itemsize}")
     return torch.from_numpy(ids)
@@ -268,7 +265,8 @@ def _tokenizer(settings: DataSettings, texts: Texts, path: Path | None) -> Token
 def _hashed(
     splits: Mapping[str, Text], num_bytes: Mapping[str, int]
 ) -> tuple[Callable[[], str], Iterator[tuple[str, Iterator[bytes]]]]:
-    """Return the fingerprint of the splits, known once all are read, and their texts, each to be read before the next.
+    """Return the fingerprint of the splits, known once all are read, and their texts, each to be read before the
+    next.
 
     The fingerprint is 12 hex digits of a hash over the names and texts.
     """

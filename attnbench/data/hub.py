@@ -44,10 +44,7 @@ def find_hub(
     """Load a data set of the Hub, OWNER/NAME, or a folder laid out as one, into the cache of `datasets`.
 
     Its splits train, validation and test are used. A missing one is cut by its fraction from the end of train, or of
-    the only split if that has another name; other splits are left out.
-
-    Args:
-        files: those to load, a name or pattern; None: all.
+    the only split if that has another name; other splits are left out. `files` are those to load, a name or pattern.
     """
     loaded, origin = _load(name, config, files), f"data.name={name}"
     train = "train" if "train" in loaded else next(iter(loaded))
@@ -72,7 +69,7 @@ def find_hub(
 
 
 def _load(name: str, config: str | None, files: str | None) -> Any:
-    """Load the splits; from the cache where the Hub cannot be reached."""
+    """Load the splits; from the cache if the Hub cannot be reached."""
     is_folder = Path(name).is_dir()
     if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise UserError(f"data.name={name}: is no folder, and no OWNER/NAME of a data set on the Hugging Face Hub")
@@ -116,7 +113,7 @@ def _load(name: str, config: str | None, files: str | None) -> Any:
 
 
 def _check_files(called: str, builder: Any, folder: Path | None, files: str | None) -> None:
-    """Raise UserError for a folder that reads files outside itself, or a train split with files named for another."""
+    """Refuse a folder that reads files outside itself, or a train split with files named for another."""
     roots = [] if folder is None else [folder.resolve()]
     if roots and roots[0].parent.name == "snapshots":
         # Snapshots in the Hub's cache are links to the content beside them.

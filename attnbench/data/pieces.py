@@ -19,8 +19,6 @@ KEPT_BYTES = 2**26
 
 
 class TextSize(NamedTuple):
-    """Length of a text."""
-
     num_bytes: int
     num_characters: int
 
@@ -65,7 +63,7 @@ class Text:
 
     @cached_property
     def size(self) -> TextSize:
-        """Size of the text, by reading it."""
+        """Found by reading it."""
         num_bytes = characters = 0
         for piece in self:
             num_bytes, characters = num_bytes + len(piece), characters + num_characters(piece)
@@ -77,7 +75,7 @@ class Text:
 
     def line_starts(self, wanted: list[int]) -> list[int]:
         """Return for each of these ascending characters of a whole text the byte at which its line starts, or its own
-        byte where that line starts before the previous result."""
+        byte if that line starts before the previous result."""
         # For each: the byte behind the last line end before it, and its own.
         behind, places = [0] * len(wanted), [0] * len(wanted)
         character = byte = 0
@@ -127,7 +125,7 @@ def joined(texts: Iterable[Text]) -> Text:
 
 
 def read_utf8(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the text of an open file without a byte order mark, see `whole_characters`."""
+    """Leave out a byte order mark."""
     pieces = whole_characters(file)
     if first := next(pieces, b"").removeprefix(BYTE_ORDER_MARK.encode()):
         yield first
@@ -135,11 +133,8 @@ def read_utf8(file: BinaryIO) -> Iterator[bytes]:
 
 
 def whole_characters(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the UTF-8 of an open file in pieces of whole characters.
-
-    Raises:
-        UnicodeDecodeError: it is no UTF-8; `start` counts from the beginning of the file.
-    """
+    """Yield the UTF-8 of an open file in pieces of whole characters. Raises UnicodeDecodeError, whose `start` counts
+    from the beginning of the file."""
     decoder, position = getincrementaldecoder("utf-8")(), 0
     while True:
         # The decoder keeps the first bytes of a cut character.

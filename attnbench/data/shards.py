@@ -57,7 +57,7 @@ class Split:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, count_V: np.ndarray, num_bytes: int) -> "Split":
-        """Sum up how often each id occurs in a text of `num_bytes`."""
+        """Sum up the counts of ids in a text of `num_bytes`."""
         return cls(
             num_tokens=int(count_V.sum()),
             num_bytes=num_bytes,
@@ -69,8 +69,6 @@ class Split:
 
 @dataclass(slots=True, kw_only=True)
 class Tokens:
-    """Corpus as tokens."""
-
     name: str
     origin: str
     """See `texts.Texts`."""
@@ -87,7 +85,7 @@ class Tokens:
 
 
 def count_ids(ids: np.ndarray, size: int) -> np.ndarray:
-    """Count each of `size` ids, (size,) int64, in parts: bincount takes eight bytes for each id that it counts."""
+    """(size,) int64, in parts: bincount takes eight bytes for each id that it counts."""
     parts = (ids[start : start + 2**20] for start in range(0, len(ids), 2**20))
     return sum((np.bincount(part, minlength=size) for part in parts), np.zeros(size, dtype=np.int64))
 
@@ -102,11 +100,8 @@ def _count_written(path: Path, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def folder_of(root: Path, label: str, key: Mapping[str, Any], files: Iterable[Path]) -> Path:
-    """Return the folder of the tokens of a corpus, which may not exist yet.
-
-    Args:
-        key: the settings that decide what is made of the files.
-    """
+    """Return the folder of the tokens of a corpus, which may not exist yet; `key` has the settings that decide what is
+    made of the files."""
     stats = [(path.name, path.stat()) for path in files]
     content = {"format": FORMAT, **key, "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
@@ -115,7 +110,7 @@ def folder_of(root: Path, label: str, key: Mapping[str, Any], files: Iterable[Pa
 
 
 def kept_path(root: Path, name: str) -> Path:
-    """Return the path of a derived file in `root`/data or, where this user may not write there, in the user's cache."""
+    """In `root`/data or, if this user may not write there, in the user's cache."""
     path = root / "data" / name
     nearest = next(folder for folder in path.parents if folder.exists())
     if path.exists() or os.access(nearest, os.W_OK):
@@ -237,7 +232,7 @@ def _save(folder: Path, file: BinaryIO, progress: dict[str, Any], split: str, nu
 
 
 def read_made(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file of a folder of tokens; an error names the folder to remove."""
+    """An error names the folder to remove."""
     try:
         return read_object(path)
     except UserError as error:
@@ -245,7 +240,6 @@ def read_made(path: Path) -> dict[str, Any]:
 
 
 def opened(folder: Path) -> Tokens:
-    """Open the tokens in a folder."""
     content = read_made(folder / INDEX)
     ids, mappings = {}, []
     try:
@@ -271,7 +265,7 @@ def opened(folder: Path) -> Tokens:
 
 
 def _mapped(folder: Path, split: str, tokenizer: Tokenizer, num_tokens: int) -> tuple[np.ndarray, mmap.mmap | None]:
-    """Map a shard into memory: pages are read when they are used, and given up when memory is short."""
+    """Pages are read when they are used, and given up when memory is short."""
     dtype = tokenizer.dtype.newbyteorder("<")
     with (folder / f"{split}.tokens").open("rb") as file:
         size = os.fstat(file.fileno()).st_size

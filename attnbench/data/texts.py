@@ -80,7 +80,7 @@ class CorpusSource:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn errors of a file or folder into a UserError of one line that names it."""
+    """Turn errors of a file or folder into a UserError that names it."""
     try:
         yield
     except FileNotFoundError:
@@ -103,11 +103,9 @@ def naming(path: Path) -> Iterator[None]:
 def read_text(path: Path) -> Text:
     """Return the text of one file, by its suffix.
 
-    .txt is taken as it is. .parquet, and .arrow of the `datasets` library, have a string column `text`, whose rows that
-    are not blank are joined by line ends. (A row of WikiText has one already; the published experiment doubled it too.)
-
-    Raises, when it is read:
-        UserError: the file cannot be read, holds no text, or lacks the column.
+    .txt is taken as it is. .parquet, and .arrow of the `datasets` library, have a string column `text`, whose rows
+    that are not blank are joined by line ends. (A row of WikiText has one already; the published experiment doubled
+    it too.)
     """
 
     def read() -> Iterator[bytes]:
@@ -173,7 +171,7 @@ def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def check_column(origin: Path | str, schema: pa.Schema, column: str = "text", way_out: str = RENAME) -> None:
-    """Raise UserError unless there is exactly one column of this name, of strings."""
+    """There must be exactly one column of this name, of strings."""
     if schema.names.count(column) != 1:
         columns = ", ".join(schema.names) or "none at all"
         raise UserError(f"{origin}: has no column '{column}' (its columns: {columns}); {way_out}")
@@ -230,7 +228,7 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files of `folder` with one of the suffixes in any case, by name, without hidden files."""
+    """Return the files with one of the suffixes in any case, by name, without hidden files."""
     with naming(folder):
         paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
     return [path for path in paths if not path.name.startswith(".")]
@@ -369,7 +367,7 @@ def _embedded_rows() -> list[str]:
 
 
 def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield the paragraphs, each a list of rows, without those that repeat WINDOW_CHARACTERS of others.
+    """Leave out rows that repeat WINDOW_CHARACTERS of others.
 
     Topics quote each other by the page: otherwise a sixth of a test split would also be in train.
     """
@@ -385,7 +383,7 @@ def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _write_rows(path: Path, rows: list[str]) -> None:
-    """Write one column `text` through a temporary file: another process never reads half of it."""
+    """Through a temporary file: another process never reads half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,11 +68,8 @@ class Tokenizer(ABC):
         return pieces
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of any text, of `dtype`.
-
-        Raises:
-            UnicodeEncodeError: it has halves of surrogate pairs, which only `characters` has an id for.
-        """
+        """Return the ids of any text. Raises UnicodeEncodeError for halves of surrogate pairs, which only `characters`
+        has an id for."""
         return self.encode_utf8(text.encode())
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -80,7 +77,6 @@ class Tokenizer(ABC):
         return self.to_bytes(ids).decode("utf-8", "replace")
 
     def check_known(self, text: str) -> None:
-        """Raise UserError for a text with unknown characters."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -156,13 +152,13 @@ class Bytes(Tokenizer):
 
 
 def code_points(text: str) -> np.ndarray:
-    """Return the code points of a text, (characters,) uint32."""
+    """(characters,) uint32."""
     # surrogatepass: a prompt from a command line can hold halves of a pair, which become UNKNOWN.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
 def num_starts(pieces: Iterable[bytes]) -> np.ndarray:
-    """Return how many characters begin in each piece of UTF-8, int64."""
+    """Count the characters that begin in each piece of UTF-8."""
     return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in pieces], dtype=np.int64)
 
 

@@ -53,7 +53,7 @@ def find_wikitext2(path: Path | None, root: Path) -> CorpusSource:
 
 
 def version_of(splits: dict[str, Text]) -> str | None:
-    """Return "raw" or "v1" by the numbers of characters, otherwise None."""
+    """Return "raw" or "v1" by the numbers of characters."""
     lengths = tuple(splits[split].size.num_characters for split in SPLITS)
     return next((version for version, characters in CHARACTERS.items() if characters == lengths), None)
 
@@ -73,7 +73,8 @@ def _loaded(root: Path) -> CorpusSource:
 
 
 def find(root: Path) -> tuple[Path | None, dict[str, list[Path]]]:
-    """Return folder and files by split, from data/ under `root` or the Hugging Face caches; None and {} if not found.
+    """Return folder and files by split, from data/ under `root` or the Hugging Face caches; None and {} if not
+    found.
 
     Raw comes before v1. A folder of data/ with any split is taken and must be complete; in the caches incomplete
     folders, left by interrupted downloads, are skipped.
@@ -109,7 +110,7 @@ def _cached(version_folder: str) -> list[tuple[Path, str, str]]:
 
 
 def check_published(folder: Path, version: str) -> None:
-    """Raise UserError unless `folder` holds the published text, by sha256 (raw) or by numbers of characters (v1)."""
+    """The folder must hold the published text, by sha256 (raw) or by numbers of characters (v1)."""
     files = split_files(folder)
     splits = read_splits(folder, files)
     if version == "raw":

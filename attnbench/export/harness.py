@@ -1,4 +1,4 @@
-"""Model class for EleutherAI's lm-evaluation-harness: log-likelihoods and texts of a run's model."""
+"""Model class for EleutherAI's lm-evaluation-harness."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -235,7 +235,7 @@ class AttnbenchLM(LM):
 
 
 def _batch_size(given: int | str, most: int | None, window: int) -> int:
-    """Return the number of windows at a time; the harness gives a number, a number as text, auto or auto:N."""
+    """The harness gives a number, a number as text, auto or auto:N."""
     check_value("max_batch_size", most, kind=int, minimum=1)
     if isinstance(given, str) and given.startswith("auto"):
         return max(1, min(BATCH_TOKENS // window, most or BATCH_TOKENS))
@@ -247,7 +247,7 @@ def _batch_size(given: int | str, most: int | None, window: int) -> int:
 
 
 def _temperature(options: Mapping[str, Any]) -> float:
-    """Return 0 for greedy. As in the harness, a temperature implies sampling unless `do_sample` is given."""
+    """0 is greedy. As in the harness, a temperature implies sampling unless `do_sample` is given."""
     given, is_sampled = options.get("temperature"), options.get("do_sample")
     if is_sampled is None:
         is_sampled = given is not None

@@ -104,7 +104,7 @@ def _refuse_adapter(mixer: MixerSettings) -> None:
 
 
 def in_torch(mixer: MixerSettings) -> MixerSettings:
-    """Return the settings of the same function in torch; raise UserError if it has no such form."""
+    """Return the settings of the same function in torch."""
     _refuse_adapter(mixer)
     cls = resolve(mixer.target, Mixer)
     options = {**mixer.options, "backend": BACKEND}
@@ -164,7 +164,7 @@ def _options(mixer: MixerSettings, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def generation(record: ModelRecord) -> dict[str, Any]:
-    """Return the content of generation_config.json: greedy, without symbols that stand for no text."""
+    """Greedy, without symbols that stand for no text."""
     never = list(range(tokenizer_of(record).num_writable, record.vocabulary_size))
     return {"do_sample": False, **({"suppress_tokens": never} if never else {})}
 

@@ -69,11 +69,9 @@ class ModelState:
         self.layers: list[State] = model.init_state(batch_size, capacity, dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of positions read."""
         return self.length
 
     def reserve(self, num_positions: int) -> None:
-        """Make space for this many more positions."""
         if self.length + num_positions <= self.capacity:
             return
         self.capacity = max(2 * self.capacity, self.length + num_positions)
@@ -134,7 +132,7 @@ class AttnbenchForCausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Return the embedding; raise NotImplementedError for another size than the vocabulary's."""
+        """Raise NotImplementedError for another size than the vocabulary's."""
         size = self.config.vocab_size
         if (new_num_tokens or size) != size or size % (pad_to_multiple_of or 1):
             raise NotImplementedError(

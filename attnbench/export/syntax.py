@@ -33,7 +33,7 @@ def imports_of(statements: Sequence[ast.stmt], module: str) -> Iterator[tuple[st
 
 
 def grouped(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-    """Return the statements, with assignments and the strings that document them together."""
+    """Keep assignments and the strings that document them together."""
     groups: list[list[ast.stmt]] = []
     for statement in statements:
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
@@ -58,6 +58,6 @@ def moved(lines: list[str], shift: int) -> list[str]:
 
 
 def first_line(statement: ast.stmt) -> int:
-    """Return the first line of a statement, with its decorators."""
+    """Decorators are included."""
     decorators = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])

@@ -15,7 +15,7 @@ FIRST_CONTEXTS = ("\n", " ")
 
 
 def encode(tokenizer: Tokenizer, text: str) -> Tensor:
-    """Return the tokens of a text, (T,) int64 on the CPU."""
+    """Return (T,) int64 on the CPU."""
     return torch.from_numpy(tokenizer.encode(text).astype(np.int64))
 
 

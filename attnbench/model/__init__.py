@@ -1,1 +1,1 @@
-"""Language model around a mixer, its loss, the matching of its size, and its samples. Nothing here trains."""
+"""Language model around a mixer, its loss, the matching of its size, and its samples."""

@@ -33,7 +33,6 @@ def resolve_mixer(
     device_type: str,
     precision: str,
 ) -> MixerSettings:
-    """Replace the backend `auto` by the one that will run."""
     if is_hybrid(settings):
         return each(settings, lambda part, _: resolve_mixer(part, model, device_type=device_type, precision=precision))
     cls = resolve(settings.target, Mixer)
@@ -133,11 +132,8 @@ def build_model(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> LanguageModel:
-    """Build a model with initial weights, equal on every device, and across mixers for equal names and shapes.
-
-    Args:
-        mixers: one a layer, backends resolved (`resolve_mixer`).
-    """
+    """Build a model with initial weights, equal on every device, and across mixers for equal names and shapes. `mixers`
+    is one a layer, backends resolved (`resolve_mixer`)."""
     built = build_meta(mixers, model, vocabulary_size=vocabulary_size)
     check_free(num_bytes(built), f"model={model.name}: {built.num_parameters():,} weights")
     # On the CPU: generators of other devices give other numbers.
@@ -176,10 +172,7 @@ def init_weights(model: nn.Module, seed: int, num_branches: int) -> None:
     """Initialise every module with a generator seeded by (seed, full name), independent of other modules.
 
     Threads initialise the modules of a large model. Modules of torch run `reset_parameters` one after the other, as
-    they share torch's generator.
-
-    Raises:
-        ValueError: a module has parameters and neither method.
+    they share torch's generator. A module with parameters and neither method raises ValueError.
     """
     initialised, filled = [], "."
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -17,11 +17,7 @@ EMBEDDING, MIXER, FEED_FORWARD = 0, 1, 2
 
 
 def row_keys(seed: int, step: int, row_B: Tensor) -> Tensor:
-    """Return the key of each row of a training batch, (B,) int64.
-
-    Args:
-        row_B: indices in the whole batch, over ranks and micro-batches.
-    """
+    """Return the key of each row, (B,) int64, by its index in the whole batch, over ranks and micro-batches."""
     return hashed(STREAM, seed, step, row_B)
 
 

@@ -46,11 +46,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, dropout_B: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return the residual stream after the block, and the state.
-
-        Args:
-            dropout_B: keys of the rows in this layer, see `dropout.layer_keys`.
-        """
+        """Return the residual stream after the block, and the state. `dropout_B`: see `dropout.layer_keys`."""
         x_BTD, branch_BTD, state = self.summands(x_BTD, state, dropout_B)
         return x_BTD + branch_BTD, state
 
@@ -67,18 +63,16 @@ class Block(nn.Module):
         return x_BTD, drop(fed_BTD, self.dropout, dropout_B, FEED_FORWARD), state
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Compute one position."""
         mixed_BD, state = self.mixer.step(self.mixer_norm(x_BD), state)
         return self.feed(x_BD + mixed_BD), state
 
     def forward_flops(self, length: int) -> int | None:
-        """See `LanguageModel.forward_flops`."""
         of_mixing = self.mixer.mixing_flops(length)
         matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() > 1)
         return None if of_mixing is None else 2 * matrices * length + of_mixing
 
     def feed(self, x: Tensor) -> Tensor:
-        """Return x + feed_forward(norm(x)), or x without feed-forward."""
+        """Without feed-forward it returns x."""
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x
         return x + self.feed_forward(self.feed_forward_norm(x))
@@ -132,7 +126,6 @@ class LanguageModel(nn.Module):
 
     @property
     def layers(self) -> list[Block]:
-        """The blocks, typed."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def forward(
@@ -149,11 +142,8 @@ class LanguageModel(nn.Module):
         positions_BL: Tensor | None = None,
         dropout_B: Tensor | None = None,
     ) -> tuple[Tensor, list[State] | None]:
-        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the last state.
-
-        Args:
-            dropout_B: keys of the rows, see `dropout.row_keys`; None: no dropout.
-        """
+        """Return the hidden states before the logits, (B, T, D) or (B, L, D), and the last state. `dropout_B`: see
+        `dropout.row_keys`."""
         return self.through(self.enter(tokens_BT, dropout_B), state, positions_BL, dropout_B)
 
     def through(
@@ -185,7 +175,6 @@ class LanguageModel(nn.Module):
         return self.step_from(self.embed(tokens_B), state)
 
     def step_from(self, x_BD: Tensor, state: list[State]) -> tuple[Tensor, list[State]]:
-        """Take a `step` from an embedded token (B, D)."""
         states = []
         for block, before in zip(self.layers, state, strict=True):
             x_BD, after = block.step(x_BD, before)
@@ -194,15 +183,14 @@ class LanguageModel(nn.Module):
 
     @property
     def readout(self) -> Embedding:
-        """The weights of the logits."""
         return self.embedding if self.head is None else self.head
 
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.readout.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the start of the residual stream, under autocast in the compute dtype: moving float32, which every
-        layer rounds off, would take a tenth of a step."""
+        """Under autocast in the compute dtype: moving float32, which every layer rounds off, would take a tenth of a
+        step."""
         weight, device = self.embedding.weight, tokens.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         if not (on_kernels(weight) and torch.is_grad_enabled()):
@@ -213,18 +201,18 @@ class LanguageModel(nn.Module):
 
     @property
     def num_branches(self) -> int:
-        """Number of outputs added to the residual stream: two a layer, one without feed-forward."""
+        """Outputs added to the residual stream: two a layer, one without feed-forward."""
         return sum(1 if block.feed_forward is None else 2 for block in self.layers)
 
     @property
     def backend_without_state(self) -> str:
-        """Name of a layer's backend that only trains, so that the model cannot decode; "" if there is none."""
+        """Name of a layer's backend that only trains, so that the model cannot decode; else ""."""
         # A mixer with one backend may not keep its name.
         backends = ((block.mixer, getattr(block.mixer, "backend", block.mixer.backends[0])) for block in self.layers)
         return next((backend for mixer, backend in backends if backend in mixer.trains_only), "")
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
-        """Return one empty state a layer."""
+        """One empty state a layer."""
         return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]
 
     def num_parameters(self) -> int:
@@ -233,11 +221,8 @@ class LanguageModel(nn.Module):
     def forward_flops(self, length: int, num_logits: int | None = None) -> int | None:
         """Count operations of a forward pass over one sequence, a multiply-add as 2; None if a mixer does not count.
 
-        Every weight matrix is used once a token (short convolutions too), that of the logits where they are read; the
-        mixers count their mixing.
-
-        Args:
-            num_logits: positions at which logits are read; None: all.
+        Every weight matrix is used once a token (short convolutions too), that of the logits at `num_logits` positions
+        (None: all); the mixers count their mixing.
         """
         of_blocks = [block.forward_flops(length) for block in self.layers]
         of_logits = 2 * self.readout.weight.numel() * (length if num_logits is None else num_logits)

@@ -1,8 +1,5 @@
-"""Matching of models across mixers.
-
-Solves the feed-forward width or the number of layers for softmax's parameters or FLOPs, or a setting of the mixer for
-Gated DeltaNet's state.
-"""
+"""Matching of models across mixers: solves the feed-forward width or the number of layers for softmax's parameters or
+FLOPs, or a setting of the mixer for Gated DeltaNet's state."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -61,7 +58,7 @@ class Matched:
     """Settings chosen by match=state, ["value_expansion 2"], each once."""
 
     def statement(self, mixer: str) -> str:
-        """Return one line to print before training."""
+        """One line to print before training."""
         parameters = self.parameters / self.reference_parameters - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
         flops, memory = UNCOUNTED, ""
@@ -167,8 +164,6 @@ def match_model(
 
 
 class Size(NamedTuple):
-    """Counts of a model."""
-
     parameters: int
     flops_per_token: float | None
     """None if a mixer does not count its operations."""
@@ -184,11 +179,7 @@ def _size(model: LanguageModel, width: int, seq_len: int, num_logits: int | None
 
 
 def solve_width(measure: Callable[[int], float], target: float, match: str, reference: str = "softmax") -> int:
-    """Return the width whose measure, linear in the width, is nearest the target.
-
-    Args:
-        match, reference: kind of matching and mixer of the target, for messages.
-    """
+    """Return the width whose measure, linear in it, is nearest the target. Messages name `match` and `reference`."""
     smallest = measure(1)
     slope = measure(2) - smallest
     if slope == 0:

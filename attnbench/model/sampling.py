@@ -1,4 +1,4 @@
-"""Text from a trained model, token by token, through the mixers' states or by recomputation."""
+"""Text from a trained model, token by token."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,19 +65,18 @@ class Sampling:
 
 
 class FiniteSampling(Sampling):
-    """Sampling that refuses logits that are not finite."""
+    """Refuses logits that are not finite."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.is_finite = torch.ones((), dtype=torch.bool, device=self.noise_BC.device)
 
     def choose(self, logits_BC: Tensor) -> Tensor:
-        """Choose, reading nothing from the device."""
+        """Reads nothing from the device."""
         self.is_finite.logical_and_(logits_BC.isfinite().all())
         return super().choose(logits_BC)
 
     def checked(self, tokens: Iterator[Tensor], precision: str) -> Iterator[Tensor]:
-        """Yield the chosen tokens."""
         # A single text is printed as it is written, and waits for the device anyway.
         is_single = len(self.noise_BC) == 1
         for token_B in tokens:
@@ -123,11 +122,8 @@ class Writer:
         self.step = decoder(model, self.token_B, self.state, captured=captured, choose=sampling.choose)
 
     def write(self, prompt_BT: Tensor, num_tokens: int) -> Iterator[Tensor]:
-        """Yield the tokens (B,) that follow the prompt on the device, reading nothing from it.
-
-        Raises:
-            ValueError: more than `max_length` positions.
-        """
+        """Yield the tokens (B,) that follow the prompt on the device, reading nothing from it. Raises ValueError beyond
+        `max_length` positions."""
         if prompt_BT.shape[1] + num_tokens > self.max_length:
             raise ValueError(f"{prompt_BT.shape[1]} + {num_tokens} positions: there is room for {self.max_length}")
         # In place, as a recorded step uses these tensors.
@@ -168,11 +164,7 @@ def decoder(
     choose: Callable[[Tensor], Tensor] = greedily,
 ) -> Callable[[], Tensor]:
     """Return a function that reads `token_B`, updates the state in place, chooses the next `token_B`, and returns its
-    logits.
-
-    Args:
-        captured: replay the step as a CUDA graph.
-    """
+    logits; `captured` replays the step as a CUDA graph."""
 
     def step() -> Tensor:
         logits_BC, _ = model.step(token_B, state)

@@ -60,11 +60,7 @@ class ModelRecord:
 
 
 def tokenizer_of(record: ModelRecord) -> Tokenizer:
-    """Make the tokenizer of a model.
-
-    Raises:
-        ValueError: the record has none, or one with more ids than the model has symbols.
-    """
+    """Raises ValueError if the record has none, or one with more ids than the model has symbols."""
     made = from_state(record.tokenizer or {"kind": "characters", "vocabulary": record.vocabulary})
     if made.size > record.vocabulary_size or (record.tokenizer is not None and record.vocabulary):
         raise ValueError(f"its tokenizer has {made.size} ids, its vocabulary_size is {record.vocabulary_size}")
@@ -103,11 +99,8 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 @contextmanager
 def as_other_files(path: Path) -> Iterator[None]:
-    """Give the file that safetensors writes inside the usual mode instead of 0600.
-
-    Raises:
-        OSError: it cannot be written; the error of safetensors has no number and path.
-    """
+    """Give the file that safetensors writes inside the usual mode instead of 0600. Raises OSError if it cannot be
+    written; the error of safetensors has no number and path."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
@@ -207,7 +200,7 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
 
 
 def check_sizes(folder: Path, model: LanguageModel) -> None:
-    """Raise UserError for a file larger than the model needs, before reading it."""
+    """Refuse a file larger than the model needs, before reading it."""
     header = 2**20 + 1024 * len(kept_tensors(model))
     # Two moments and a count of updates for each parameter, all float32.
     for name, copies in ((WEIGHTS, 1), (OPTIMIZER, 3)):
@@ -236,7 +229,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[st
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read state.json: its content and its checksums."""
+    """Return content and checksums."""
     path = folder / "state.json"
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))
@@ -269,7 +262,6 @@ def _record(path: Path) -> ModelRecord:
 
 
 def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) -> None:
-    """Copy stored tensors into those of the same names and shapes."""
     _compare(tensors, stored, folder)
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -277,7 +269,6 @@ def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], folder: Path) ->
 
 
 def check_finite(model: LanguageModel, folder: Path) -> None:
-    """Raise UserError for a weight that is not finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise UserError(f"{folder}: its weights {name} are not all finite; use another checkpoint, or train again")

@@ -75,8 +75,8 @@ def _built(annotation: Any, value: Any, name: str) -> Any:
 def check_options(
     cls: type, options: Mapping[str, Any], *, given: Collection[str] = (), group: str = "attn", hint: str = ""
 ) -> None:
-    """Raise UserError for an option that is unknown to a constructor, of a wrong type, or missing, with the hint; the
-    caller passes `given` too."""
+    """Refuse an option that is unknown to a constructor, of a wrong type, or missing, with the hint; the caller passes
+    `given` too."""
     parameters, hints = _signature(cls)
     prefix = f"{group}." if group else ""
     for name, value in options.items():
@@ -91,7 +91,7 @@ def check_options(
 
 
 def unknown_setting(word: str, name: str, known: Iterable[str], hint: str = "") -> str:
-    """Return the message for an unknown setting; `word` is the override as given, train.num_step=5."""
+    """Return the message; `word` is the override as given, train.num_step=5."""
     known = list(known)
     there = f"; there is {', '.join(known)}" if known else ""
     return f"{word}: unknown setting{did_you_mean(str(name), known)}{there}{hint}"
@@ -172,7 +172,7 @@ def check_value(
     most: int | None = None,
     **allowed: Any,
 ) -> None:
-    """Raise UserError for a value, or an entry of a list, that is not allowed; null is.
+    """Refuse a value, or an entry of a list, that is not allowed; null is.
 
     Args:
         kind: required type, such as list[int].
@@ -239,5 +239,5 @@ def check_outputs_dir(name: str) -> None:
 
 
 def setting_of(word: str) -> str:
-    """Return GROUP.NAME of an override +GROUP.NAME=VALUE."""
+    """GROUP.NAME of an override +GROUP.NAME=VALUE."""
     return word.lstrip("+~").partition("=")[0]

@@ -10,7 +10,7 @@ GATES = {True: "silu", False: "none"}
 
 
 def current_mixer(stored: MixerSettings) -> MixerSettings:
-    """Return a stored mixer with the options of this version; a class from outside attnbench keeps its options."""
+    """Give a stored mixer the options of this version; a class from outside attnbench keeps its options."""
     gate = stored.options.get("output_gate")
     if not is_own(stored.target) or not isinstance(gate, bool):
         return stored

@@ -24,7 +24,7 @@ class UserError(Exception):
         return text if len(text) <= MAX_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows instead of a traceback."""
+        """A notebook shows it instead of a traceback."""
         return [f"UserError: {self}"]
 
 

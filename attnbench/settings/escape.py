@@ -1,4 +1,4 @@
-"""Output: text escaped for terminals and Markdown, and without paths."""
+"""Text escaped for terminals and Markdown, and without paths."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """Escape a text of several lines, but not line feeds and tabs."""
+    """As `printable`, but line feeds and tabs stay."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
@@ -48,7 +48,7 @@ def without_paths(value: Any) -> Any:
 
 
 class OneLine(logging.Formatter):
-    """Formatter that escapes messages to one printable line."""
+    """Escapes messages to one printable line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return printable(super().formatMessage(record))

@@ -77,10 +77,8 @@ def with_parts(settings: MixerSettings, yaml_of: Callable[[str], Mapping[str, An
 
 
 def each(settings: MixerSettings, change: Callable[[MixerSettings, str], MixerSettings]) -> MixerSettings:
-    """Return the settings with every mixer changed: those of a hybrid, or the only one.
-
-    `change` gets a mixer's settings and the prefix of its options, "" or "options.window.".
-    """
+    """Return the settings with every mixer changed: those of a hybrid, or the only one. `change` gets a mixer's
+    settings and the prefix of its options, "" or "options.window."."""
     if not is_hybrid(settings):
         return change(settings, "")
     changed = {}
@@ -130,7 +128,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def classes_of(mixers: Sequence[MixerSettings]) -> str:
-    """Return the different classes of the layers' mixers for tables: GatedDeltaNet+Window."""
+    """For tables: GatedDeltaNet+Window."""
     return "+".join(dict.fromkeys(mixer.target.rpartition(".")[2] for mixer in mixers))
 
 

@@ -56,7 +56,7 @@ def _inherited(cls: type) -> dict[str, "Field[Any]"]:
 
 
 def check_allowed(cls: type, options: Mapping[str, Any], group: str) -> None:
-    """Raise UserError for the first option whose value breaks the rule of its field."""
+    """Raise UserError for the first option whose value breaks its rule."""
     for entry in fields(cls) if is_dataclass(cls) else ():
         if entry.name in options:
             check_value(f"{group}.{entry.name}", options[entry.name], **_rules_of(entry))

@@ -1,4 +1,4 @@
-"""Paths of the user and files that this program writes."""
+"""Paths of the user and of our files."""
 
 import os
 import shutil

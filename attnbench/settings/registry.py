@@ -33,7 +33,7 @@ def trust(targets: Iterable[str]) -> None:
 
 @cache
 def own_targets(group: str) -> dict[str, str]:
-    """Return `_target_` of the yamls of a group of conf/, by name."""
+    """`_target_` of the yamls of a group of conf/, by name."""
     files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((CONF / group).glob("*.yaml"))}
     found = {name: re.search(r"^_target_: *(\S+)", text, re.MULTILINE) for name, text in files.items()}
     return {name: match[1] for name, match in found.items() if match is not None}
@@ -59,7 +59,7 @@ MODULE, FLA_LAYER = "attnbench.mixers.module.Module", "attnbench.mixers.fla_laye
 
 
 def class_named(mixer: MixerSettings) -> str:
-    """Return the class that a mixer's settings name: its target or, for an adapter, the adapted layer."""
+    """Return a mixer's target or, for an adapter, the adapted layer."""
     if mixer.target == MODULE:
         return str(mixer.options.get("path")).replace(":", ".")
     return f"fla.layers.{mixer.options.get('layer')}" if mixer.target == FLA_LAYER else mixer.target
@@ -95,7 +95,7 @@ def is_own(target: str) -> bool:
 
 
 def import_module(target: str, given: str = "") -> types.ModuleType:
-    """Import the module of the class named `target`; `given` is the user's setting, for messages."""
+    """Import the module of the class named `target`; messages name `given`, the user's setting."""
     given = given or f"_target_={target}"
     module_name, _, class_name = target.rpartition(".")
     path = module_name.replace(".", "/") + ".py"

@@ -41,7 +41,7 @@ FINDINGS = "findings"
 
 
 def setting(default: Any = MISSING, **allowed: Any) -> Any:
-    """Return a dataclass field with the allowed values of `check_value`: minimum=1, or choices=(...)."""
+    """Declare a field with the allowed values of `check_value`: minimum=1, or choices=(...)."""
     return field(default=default, metadata=allowed)
 
 
@@ -207,7 +207,8 @@ TIERS = ("exact", "close", "reduced")
 class ControlSettings:
     """Positive control of a claim: a variant that learns the task if the setting is right.
 
-    At its chosen rate at least `least` of `seeds` search seeds reach `threshold` on validation data of trained lengths.
+    At its chosen rate at least `least` of `seeds` search seeds reach `threshold` on validation data of trained
+    lengths.
     """
 
     variant: str
@@ -321,7 +322,7 @@ class PlanSettings:
         return list(self.variants) if self.rank is None else self.rank
 
     def control_seeds(self, seeds: Sequence[int]) -> list[int]:
-        """Return the control's seeds; none if nothing is tested."""
+        """None if nothing is tested."""
         is_tested = self.reference is not None and self.ranked and len(seeds) > 1
         return [seed + CONTROL_SHIFT for seed in seeds] if is_tested else []
 

@@ -42,11 +42,8 @@ class _NoAliases(Composer, yaml.CSafeLoader):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file to read: a FIFO would block the process, a device might never end.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
+    """A FIFO would block the process, a device might never end. Raises OSError if it cannot be opened, or is no regular
+    file."""
     # O_NONBLOCK opens a FIFO at once.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -59,20 +56,13 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bounded(path: Path, max_bytes: int) -> str:
-    """Read a text file of at most `max_bytes`.
-
-    Raises:
-        OSError, UnicodeDecodeError: it cannot be read.
-    """
+    """Read a text file of at most `max_bytes`. Raises OSError or UnicodeDecodeError if it cannot be read."""
     return read_bounded_bytes(path, max_bytes).decode("utf-8")
 
 
 def read_bounded_bytes(path: Path, max_bytes: int, *, is_packed: bool = False) -> bytes:
-    """Read a file; raises as `read_bounded`.
-
-    Args:
-        is_packed: by gzip; `max_bytes` counts the content. An incomplete one raises EOFError or zlib.error.
-    """
+    """As `read_bounded`; `is_packed` is by gzip: `max_bytes` counts the content, and an incomplete one raises EOFError
+    or zlib.error."""
     with open_regular(path) as file, gzip.open(file) if is_packed else nullcontext(file) as stream:
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -93,11 +83,7 @@ def read_object(path: Path, remedy: str = "restore it, or remove it") -> dict[st
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON whose numbers are finite.
-
-    Raises:
-        ValueError: no JSON, a number that is not finite, or nested deeper than MAX_DEPTH.
-    """
+    """Raises ValueError for no JSON, a number that is not finite, or nesting deeper than MAX_DEPTH."""
     try:
         content = json.loads(text, parse_float=finite_number, parse_int=whole_number, parse_constant=finite_number)
     except RecursionError:
@@ -115,11 +101,8 @@ def _is_deeper(content: Any, depth: int) -> bool:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse yaml to JSON's types and dates.
-
-    Raises:
-        ValueError: no yaml, an alias, or nested deeper than the parser can go.
-    """
+    """Parse yaml to JSON's types and dates. Raises ValueError for no yaml, an alias, or nesting deeper than the parser
+    can go."""
     try:
         return _NoAliases(text).get_single_data()
     except RecursionError:

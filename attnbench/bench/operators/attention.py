@@ -44,7 +44,7 @@ class Problem:
 
     @property
     def units(self) -> dict[str, str]:
-        """Metrics that always have a row, and their units."""
+        """Metrics that always have a row."""
         units = {f"{name}{MILLISECONDS}": "ms" for name in self.passes} | {MAX_ERROR: ""}
         return units | ({HELD: "MiB"} if self.with_gradients else {})
 
@@ -89,7 +89,7 @@ class AttentionPasses(Passes):
         super().__init__(call, (query, key, value), gradient[0] if gradient else None)
 
     def results(self, heads: Sequence[int]) -> list[Tensor]:
-        """Return output and gradients of some heads, (heads, T, K) each."""
+        """(heads, T, K) each."""
         return [by_head(self._exchanged(x), heads) for x in self.outcome()]
 
     def held_mib(self) -> float | None:

@@ -1,4 +1,4 @@
-"""One new position, measured: every implementation compared with float64, then timed."""
+"""One new position: every implementation compared with float64, then timed."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

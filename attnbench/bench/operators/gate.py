@@ -1,7 +1,5 @@
-"""The gate before every timing: attention and its gradients compared with float64.
-
-An implementation with an error beyond its precision is a failed cell, however fast.
-"""
+"""The gate before every timing: attention and its gradients compared with float64. An error beyond the precision is a
+failed cell."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +29,7 @@ def compared_heads(num_heads: int, length: int) -> list[int]:
 def reference(
     query_BTK: Tensor, key_BTK: Tensor, value_BTK: Tensor, gradient_BTK: Tensor | None, causal: bool
 ) -> list[Tensor]:
-    """Compute output and gradients of query, key and value in float64, B counting heads, a few queries at a time."""
+    """Compute output and gradients in float64, B counting heads, a few queries at a time."""
     B, T, K = query_BTK.shape
     has_gradient = gradient_BTK is not None
     inputs = [x.detach().double().requires_grad_(has_gradient) for x in (query_BTK, key_BTK, value_BTK)]
@@ -58,11 +56,8 @@ class GateError(Exception): ...
 
 
 def largest_error(actual: Sequence[Tensor], expected: Sequence[Tensor], precision: str) -> float:
-    """Return the largest of the relative errors of an output and its gradients, each (B, T, K).
-
-    Raises:
-        GateError: one of them, or that of a single position, is beyond the precision.
-    """
+    """Return the largest of the relative errors of an output and its gradients, each (B, T, K). Raises GateError if one
+    of them, or that of a single position, is beyond the precision."""
     tolerance, largest = TOLERANCES[precision], 0.0
     for part, computed, exact in zip(PARTS, actual, expected, strict=False):
         whole, row = relative_error(computed, exact), _row_error(computed, exact)

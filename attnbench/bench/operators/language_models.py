@@ -17,7 +17,7 @@ from attnbench.settings.schema import PRECISIONS, MixerSettings, ModelSettings
 
 
 def model_of(size: list[Any], setting: str, name: str = "bench") -> ModelSettings:
-    """Read a size, [width, feed-forward width, layers, heads], given by `setting`."""
+    """Read [width, feed-forward width, layers, heads]; errors name `setting`."""
     if len(size) != 4 or not all(type(part) is int and part > 0 for part in size) or size[0] % size[3]:
         raise UserError(f"{setting}={size}: must be [width, feed-forward width, layers, heads], heads dividing width")
     dim, feed_forward_width, num_layers, num_heads = size
@@ -77,7 +77,7 @@ class Candidate:
         )
 
     def build(self) -> LanguageModel:
-        """Build a new model, the same at every call."""
+        """The same model at every call."""
         return build_model(
             self.matched.mixers,
             self.matched.model,

@@ -99,14 +99,14 @@ def _mamba2_inputs(shape: Shape, generator: torch.Generator, dtype: torch.dtype)
 
 
 def _retention_decay(value: Tensor) -> Tensor:
-    """Return RetNet's constant decays, (1, T, H), as in flash-linear-attention."""
+    """(1, T, H), as in flash-linear-attention."""
     head = torch.arange(value.shape[2], device=value.device, dtype=torch.float64)
     log_decay = torch.log1p(-(2.0 ** (-5.0 - head))).to(torch.promote_types(value.dtype, torch.float32))
     return log_decay.expand(1, value.shape[1], -1)
 
 
 def _mamba2_rates(step: Tensor) -> Tensor:
-    """Return -A of each head."""
+    """-A of each head."""
     return torch.linspace(1, 16, step.shape[2], device=step.device, dtype=step.dtype)
 
 
@@ -131,7 +131,7 @@ def _diagonal(
 
 
 def _delta_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, *, backend: str) -> Tensor:
-    """Apply the rule; the torch form repeats key heads, which the kernels share."""
+    """The torch form repeats key heads, which the kernels share."""
     if backend == "fla":
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""The forward and the backward call of an operator's implementation, and their times."""
+"""The forward and the backward call of an implementation, and their times."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -34,7 +34,6 @@ class Passes:
         self.backward()
 
     def outcome(self) -> list[Tensor]:
-        """Return the output and the gradients, if any."""
         self.forward()
         assert self.output is not None
         output = self.output.detach()

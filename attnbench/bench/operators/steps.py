@@ -96,7 +96,7 @@ def _attention_work(shape: CacheShape, itemsize: int) -> Work:
 
 
 def _textbook(example: StepExample) -> Call:
-    """Decode by the product that all backends of softmax and flash but triton use."""
+    """The product that all backends of softmax and flash but triton use."""
     visible_TS = torch.ones(1, example.shape.cache_length, dtype=torch.bool, device=example.query_BHK.device)
     return lambda: attend(example.query_BHK[:, None], example.key_BSGK, example.value_BSGK, visible_TS)
 

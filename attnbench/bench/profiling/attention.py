@@ -40,7 +40,7 @@ UNITS = {"forward_milliseconds": "ms", TOTAL: "ms", PEAK: "MiB"}
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class GroupedShape:
-    """Shape of an attention whose query heads share key/value heads in groups."""
+    """Query heads share key/value heads in groups."""
 
     batch_size: int
     sequence_length: int
@@ -60,7 +60,7 @@ class GroupedShape:
         return query, key, value
 
     def work(self, itemsize: int) -> Work:
-        """Count operations and bytes: key and value are read once for each group."""
+        """Key and value are read once for each group."""
         full = attention_work(self, itemsize)["forward"]
         return Work(full.flops, full.num_bytes * (2 + 2 / self.repeats) / 4)
 
@@ -86,7 +86,7 @@ def sdpa(name: str, shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> 
 
 
 def triton(shape: GroupedShape, packed_BTC: Tensor, angles: Tensor) -> Tensor:
-    """Call our kernel, which splits and rotates by itself."""
+    """Our kernel splits and rotates by itself."""
     from attnbench.ops.attention.triton.flash_op import packed_flash_attention
 
     mixed_BTC = packed_flash_attention(

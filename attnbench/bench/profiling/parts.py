@@ -81,7 +81,7 @@ def labelled(model: nn.Module) -> Iterator[None]:
 
 
 def labelled_nats(model: LanguageModel, batch: Batch) -> Tensor:
-    """Compute `training.step.batch_nats`, the loss under its label."""
+    """`training.step.batch_nats`, with the loss under its label."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     with record_function("loss"):
         return nats_of(model.readout, hidden, batch.targets_BT, batch.weight_BT)
@@ -144,7 +144,7 @@ def _placed(recording: Recording) -> Iterator[tuple[str, str, float]]:
 
 
 def _path(event: Any) -> Iterator[Any]:
-    """Yield the event and those around it, innermost first."""
+    """The event and those around it, innermost first."""
     while event is not None:
         yield event
         event = event.cpu_parent

@@ -1,4 +1,4 @@
-"""A function run under torch's profiler: its operators as rows, and its trace for Perfetto."""
+"""A function under torch's profiler: its operators as rows, and its trace for Perfetto."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ MAX_NAME_CHARACTERS = 90
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Line:
-    """One operator or kernel of the profiler's table, over all recorded calls."""
+    """One operator or kernel, over all recorded calls."""
 
     name: str
     calls: int
@@ -96,7 +96,7 @@ class Recording:
 
 
 def is_operator(event: Any) -> bool:
-    """True for an operator of the profiler's events, false for a kernel and for a label."""
+    """Neither a kernel nor a label."""
     return event.device_type == DeviceType.CPU and not event.is_user_annotation
 
 

@@ -1,4 +1,4 @@
-"""The training step of a language model under the profiler, as it trains and with its modules labelled."""
+"""The training step of a language model under the profiler."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -18,11 +18,12 @@ from attnbench.machine.processes import Outcome
 from attnbench.report.sections.words import metric_name, where
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
-from attnbench.results.rows import TEST_OF_BEST, TRAINING, Measurement
+from attnbench.results.rows import TEST_OF_BEST, TRAINING, Measurement, ResultRow
 from attnbench.settings.escape import printable
 from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounded
 from attnbench.training.hooks import duration
 from attnbench.training.job import Run
+from attnbench.verdict.axes import key_of
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ LEVELS: tuple[tuple[Callable[["Kind"], Any], int], ...] = (
 )
 """Sets of runs, from coarse to fine, by which a guess of seconds is scaled to what was measured, and the weight of the
 guess in finished runs: the first to finish are often those of the cheapest variant."""
+
+
+LOWER_IS_BETTER = ("perplexity", "nats_per_character")
 
 
 class Kind(NamedTuple):
@@ -86,6 +90,8 @@ class Progress:
         self.seconds: dict[Kind, list[float]] = {}
         self.skipped: set[Path] = set()
         self.waiting: list[Job] = []
+        self.bests: dict[tuple[str, ...], tuple[float, str]] = {}
+        """Best score, negative where lower is better, and its text, by evaluation, metric and task."""
         self.began: list[float] = []
         """By the clock, of the runs under way, which are the first that wait."""
         self.at_a_time = 1
@@ -129,9 +135,20 @@ class Progress:
             self.began.append(time.monotonic())
         share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(kind, []).append(share)
-        became = what_came_out(job) if outcome.error is None else f"failed: {outcome.error}"
+        became, score = what_came_out(job) if outcome.error is None else (f"failed: {outcome.error}", None)
+        if score is not None and kind.is_training:
+            self._keep_best(kind, score)
         number = f"[{self.total - self.left.total()}/{self.total}]"
         self._show(f"{number} {job.label}: {became}, {duration(outcome.seconds)}", is_wanted=outcome.error is not None)
+
+    def _keep_best(self, kind: Kind, row: ResultRow) -> None:
+        score = row.measurement
+        assert score.value is not None
+        task = kind.group, *key_of(row)
+        rank = -score.value if score.metric in LOWER_IS_BETTER else score.value
+        new = rank, f"{row.identity.variant} {score.value:.4g}"
+        # The task of the run that finished last comes last.
+        self.bests[task] = max(self.bests.pop(task, new), new)
 
     def close(self) -> None:
         """Remove the status below the lines."""
@@ -145,11 +162,12 @@ class Progress:
         if parts and (uncounted := self.uncounted()):
             parts[0] += f" and {uncounted} timed runs"
         if self.waiting and self.tells_now:
-            others = min(self.at_a_time, len(self.waiting)) - 1
-            [(stage, _)] = stages(Counter([kind_of(self.waiting[0])])).items()
+            kind, others = kind_of(self.waiting[0]), min(self.at_a_time, len(self.waiting)) - 1
+            [stage] = stages(Counter([kind]))
             done = self.of_stage[stage] - stages(self.left)[stage]
             parts.append(f"{stage} {done}/{self.of_stage[stage]}")
-            parts.append(f"now {self.waiting[0].label}{f' and {others} more' if others else ''}")
+            parts += [f"best {best}" for task, (_, best) in self.bests.items() if task[0] == kind.group][-1:]
+            parts.append(f"now {kind.name.removeprefix(f'{kind.group} ')}{f' and {others} more' if others else ''}")
         status = ", ".join(parts)
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)
@@ -215,21 +233,21 @@ class Progress:
         return guess
 
 
-def what_came_out(job: Job) -> str:
-    """Name the score of a run, or the reason why it has none: accuracy 0.98, pairs 16."""
+def what_came_out(job: Job) -> tuple[str, ResultRow | None]:
+    """Name the score of a run (accuracy 0.98, pairs 16), with its row, or the reason why it has none."""
     answer = read_or_failure(path for path in job.all_results if path.exists())
     if isinstance(answer, Failure):
-        return answer.reason
-    rows = [row.measurement for row in answer]
+        return answer.reason, None
     plots = [pair for part in job.parts for pair in part.plots[:1]]
     for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
-        scores = [row for row in rows if row.metric == metric and _is_score(row)]
+        scores = [row for row in answer if row.measurement.metric == metric and _is_score(row.measurement)]
         if scores:
-            last = scores[-1]
+            last = scores[-1].measurement
             at = where({axis: last.settings[axis]}) if axis in last.settings else ""
             shown = f", {at}" if at and at not in job.label else ""
-            return f"{metric_name(metric, last.unit)} {last.value:.4g}{shown}"
-    return next((f"{row.status}: {row.reason}" for row in rows if row.status != "ok"), "no number")
+            return f"{metric_name(metric, last.unit)} {last.value:.4g}{shown}", scores[-1]
+    failed = (f"{it.status}: {it.reason}" for it in (row.measurement for row in answer) if it.status != "ok")
+    return next(failed, "no number"), None
 
 
 def _is_score(row: Measurement) -> bool:

@@ -25,7 +25,7 @@ import pytest
 import torch
 import yaml
 from probe_settings import smoke_words
-from small import comparison_settings, compose_once, in_this_process, mixer_settings, python_path
+from small import comparison_settings, compose_once, identity_of, in_this_process, mixer_settings, python_path
 
 from attnbench.comparison import compare, dry_run, workers
 from attnbench.comparison.plan import Comparison
@@ -40,7 +40,7 @@ from attnbench.report.sections.answer import answer
 from attnbench.results.folder import ROOT
 from attnbench.results.job import Job
 from attnbench.results.row_files import read_results
-from attnbench.results.rows import REFERENCE, REFERENCE_RATIO, Measurement
+from attnbench.results.rows import REFERENCE, REFERENCE_RATIO, Measurement, ResultRow
 from attnbench.settings.combinations import check_plan
 from attnbench.settings.errors import Interrupted, UserError
 from attnbench.settings.registry import trust
@@ -572,12 +572,11 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     compared(given)
     said = [record.message for record in caplog.records]
     # Before anything has run the plan's measured costs count, and then the one second that each cell takes.
-    assert any(line.startswith("[0/6] (about 6:00 to go, copy 0/6, now copy softmax") for line in said)
+    assert any(line.startswith("[0/6] (about 6:00 to go, copy 0/6, now softmax") for line in said)
     lines = [line for line in said if re.match(r"\[\d/6\] copy", line)]
     assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
-    assert re.search(
-        r"softmax.* search: validation accuracy [\d.]+, 0:01 \(about 0:05 to go, copy 1/6, now copy softmax", lines[0]
-    )
+    status = r"\(about 0:05 to go, copy 1/6, best softmax [\d.]+, now softmax"
+    assert re.search(rf"softmax.* search: validation accuracy [\d.]+, 0:01 {status}", lines[0])
     assert re.search(r": symbols right [\d.e-]+, length \d+, 0:01$", lines[-1])
     # The last lines say how the comparison grows.
     assert any("plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
@@ -589,7 +588,7 @@ def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
     monkeypatch.setattr("attnbench.comparison.progress.read_or_failure", lambda paths: [row])
     job = SimpleNamespace(plots=[("perplexity", "sequence_length")])
     cell = SimpleNamespace(all_results=(), parts=[job], label="training softmax")
-    assert what_came_out(cell) == said  # pyright: ignore[reportArgumentType]
+    assert what_came_out(cell)[0] == said  # pyright: ignore[reportArgumentType]
 
 
 def test_a_finished_comparison_is_read_judged_and_drawn_no_more_than_needed(copied, text, ran, monkeypatch):
@@ -622,6 +621,35 @@ def test_of_cells_that_run_side_by_side_the_first_is_named(monkeypatch, caplog):
     for at_a_time, running in ((1, "now one"), (3, "now one and 2 more"), (8, "now one and 3 more")):
         Progress(Counter(), {}).begin(waiting, at_a_time)
         assert caplog.records[-1].message == f"[0/0] (copy 0/0, {running})"
+
+
+def test_the_best_score_so_far_is_that_of_the_task_of_the_last_run(monkeypatch, caplog):
+    caplog.set_level("INFO", logger="attnbench")
+    runs: list[Any] = [
+        SimpleNamespace(label=str(index), group=group, variant=variant, metric=metric, value=value, pairs=pairs)
+        for index, (group, variant, metric, value, pairs) in enumerate(
+            [
+                *(("recall", "a", "accuracy", 0.9, 4), ("recall", "b", "accuracy", 0.2, 16)),
+                *(("recall", "b", "accuracy", 0.95, 4), ("recall", "a", "accuracy", 0.1, 16)),
+                *(("training", "a", "perplexity", 9.0, 0), ("training", "b", "perplexity", 8.0, 0)),
+                ("training", "a", "perplexity", 8.5, 0),
+            ]
+        )
+    ]
+
+    def came_out(run: Any) -> tuple[str, ResultRow]:
+        measurement = Measurement(metric=run.metric, value=run.value, unit="", settings={"num_pairs": run.pairs})
+        return "", ResultRow(identity=identity_of(variant=run.variant, evaluation=run.group), measurement=measurement)
+
+    monkeypatch.setattr("attnbench.comparison.progress.what_came_out", came_out)
+    monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda run: Kind(run.group, run.variant, 2.0))
+    progress = Progress(Counter(), {})
+    progress.begin(runs, 1)
+    for run in list(runs):
+        progress.report(Outcome(item=run, seconds=1.0, error=None))
+    said = [re.search(r"best (\w+ [\d.]+)", record.message) for record in caplog.records]
+    bests = [found and found.group(1) for found in said]
+    assert bests == [None, "a 0.9", "b 0.2", "b 0.95", None, "a 9", "b 8", None]
 
 
 def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch):

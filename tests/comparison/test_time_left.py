@@ -46,7 +46,7 @@ def replayed(
     now, told = 0.0, []
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda job: job.kind)
-    monkeypatch.setattr("attnbench.comparison.progress.what_came_out", lambda job: "")
+    monkeypatch.setattr("attnbench.comparison.progress.what_came_out", lambda job: ("", None))
     progress = Progress(Counter(job.kind for job in jobs), costs)
     for is_training, workers in ((True, WORKERS), (False, 1)):
         waiting = [job for job in jobs if job.kind.is_training == is_training]

@@ -72,7 +72,9 @@ def page_sections(inputs: Inputs) -> list[Section]:
         first,
         *([effects] if protocol.factors else []),
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
-        Section(title="The answer in full", blocks=[full, *summary_notes(protocol)]) if full.sentences else None,
+        Section(title="The answer in full", blocks=[full, *summary_notes(protocol, over_seeds, verdicts)])
+        if full.sentences
+        else None,
         difference_section(verdicts, variants, without=shown),
         corpora_section(verdicts),
         *([] if protocol.factors else [effects]),

@@ -28,7 +28,7 @@ DEFINITIONS = {
     "rise_share": "share of the steps to a validation accuracy of 0.9 that came after 0.1",
     "steps_trained": "steps until the training ended",
     "nats_per_character": "sum of -log p of the next token, over the number of characters",
-    "perplexity": "exp of the nats a token, over the whole split; a token is a character if data.tokenizer says so",
+    "perplexity": "exp of the nats a token, over the whole split",
     "bits_per_character": "nats a character divided by log 2",
     "bits_per_byte": "bits a byte of UTF-8, comparable whatever the tokenizer; 8 for each byte it does not know",
     "token_share": "share of the tokens that are repeated ones, or others",
@@ -41,18 +41,17 @@ DEFINITIONS = {
     "state_bytes": "bytes that a model keeps of one sequence while it decodes, after as many positions as it says",
     "published_bytes": "bytes of a state as arXiv 2402.18668 counts them in its figure 2",
     # Speed and memory
-    "tokens_per_second": "positions a second; of a training over the last half of its steps, from 100 steps on "
-    "(rows of earlier versions: all steps but the first)",
+    "tokens_per_second": "positions a second",
     "generator_tokens_per_second": "positions a second that the task's data are made at",
     "train_seconds": "seconds in training steps, without those that the process was suspended for",
     "first_step_seconds": "seconds from the built model to the end of its first step: compilation and tuning",
     "step_milliseconds": "time of a training step, forward, backward, clip and optimizer; the median of several",
-    "peak_memory_mib": "most memory that was held on the device",
+    "peak_memory_mib": "most memory that was held on the device, weights and optimizer among it",
     "forward_peak_mib": "most memory above the weights, forward without gradient",
     "training_peak_mib": "most memory above the weights, forward and backward",
     "growth_exponent": "b of memory ~ length ^ b, over the longer half of the lengths",
     "achieved_tflops": "arithmetic that the mixer's own formula counts, a second",
-    "ceiling_fraction": "achieved TFLOP/s as a share of one large matrix product's on this device in this precision",
+    "ceiling_fraction": "achieved TFLOP/s as a share of one large matrix product's, which each run times for itself",
     "prefill_tokens_per_second": "positions of a prompt a second",
     "decode_tokens_per_second": "tokens that are written a second, of all sequences",
     # Operators
@@ -68,10 +67,15 @@ DEFINITIONS = {
 }
 """Definition of each metric, for a report."""
 
+OF_TRAININGS = (
+    "over the last half of a training's steps, from 100 steps on (rows of earlier versions: all but the first)"
+)
+"""Of which steps a training's tokens_per_second is."""
+
 AXES = {
     "position_bucket": "positions 1, 2, 3 to 4, 5 to 8, ... of a window, each mark at the last of its bucket",
     "context": "full: every token is predicted from at least half a window",
-    "chance": "score of guessing; of language models that of the tokens' frequencies",
+    "chance": "score of guessing",
     "beyond_training": "longer than any sequence that was trained on",
     "training_lengths": "length of the strings over that of the longest trained on",
     "levels": "levels that the doublings are a sum over, their maximum",

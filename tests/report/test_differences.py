@@ -152,7 +152,9 @@ def test_differences_are_drawn_the_best_first_between_their_margins():
     (pictures,) = [block for block in section.blocks if isinstance(block, Pictures)]
     recall, text = pictures.shown
     assert (recall.title, text.title) == ("Recall: accuracy less softmax’s", "Perplexity less softmax’s, %")
-    assert (recall.legend, text.legend) == ("sequence length 256; better →", "sequence length 256; ← better")
+    marks = "sequence length 256; dashed: no difference; orange ticks: the margin,"
+    assert recall.legend == f"{marks} 0.01 in accuracy; better →"
+    assert text.legend == f"{marks} 1 % of perplexity; ← better"
     drawn = {it.name: it.spec["datasets"]["figures"] for it in pictures.shown}
     assert [it["variant"] for it in drawn["differences-recall"]] == [
         "beyond", "ahead", "same", "alike", "near", "far", "lost"
@@ -204,7 +206,7 @@ def test_a_published_page_has_the_pictures_that_carry_its_answer(tmp_path, monke
         *(f"differences-{evaluation}.svg" for evaluation in ("copy", "recall", "perplexity")),
         *("copy-state_bytes.svg", "recall-state_bytes.svg", "perplexity-step_milliseconds.svg"),
     ]
-    assert named[1][0] == "Recall: accuracy less softmax’s; sequence length 512, pairs 64; better →"
+    assert named[1][0].startswith("Recall: accuracy less softmax’s; sequence length 512, pairs 64; dashed: no differ")
     assert all((tmp_path / "published" / name).exists() for _, name in named)
     # Words on how to read them stand before them.
     places = [page.index(it) for it in ("\n| ", "The upright ticks are the margin", "\n![", "The verdicts in full:")]

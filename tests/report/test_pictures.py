@@ -9,8 +9,10 @@ import pytest
 from made_rows import IDENTITY, row
 from report_rows import SKILL, write_experiment
 
-from attnbench.report.blocks import MAX_FILE_NAME, Picture, Pictures, Samples, file_name
+from attnbench.report.blocks import MAX_FILE_NAME, Note, Picture, Pictures, Samples, file_name
+from attnbench.report.charts import pictures
 from attnbench.report.charts.marks import Axis, Drawing, placed
+from attnbench.report.charts.plots import plots_of
 from attnbench.report.charts.style import _engine, runtime, to_svg
 from attnbench.report.charts.vega import LINE_END, draw, draw_bars, draw_bounds
 from attnbench.report.inputs import read_inputs
@@ -120,7 +122,7 @@ def test_models_of_several_widths_are_one_curve_a_variant_and_a_picture_a_settin
         (128, 0.8, "one", "128"),
         (16384, 1.0, "two", "128"),
     ]
-    assert easy.legend == f"pairs 4; joined: one variant at widths 64 and 128; {STEPS}"
+    assert easy.legend == f"pairs 4; joined: one variant at widths 64 and 128; {STEPS}; upper left is better"
     # In the order of the points; each has more than all that cost less.
     assert [(it["variant"], it["width"]) for it in easy.spec["datasets"]["best"]] == [
         ("one", "64"),
@@ -222,6 +224,58 @@ def test_positions_are_drawn_where_their_bucket_ends(inputs, summed):
 
 
 @pytest.mark.usefixtures("without_charts")
+def test_upright_lines_and_dots_of_a_plot_have_words(summed):
+    def shown(evaluation, metric, axis):
+        plots = plots_of([it for it in summed if it.evaluation == evaluation], [(metric, axis)])
+        (at, words) = {(plot.trained, pictures.picture(plot, list(SKILL)).legend) for plot in plots}.pop()
+        return at, words
+
+    longer = "right of the dashed upright line: longer than trained"
+    assert shown("copy", "symbol_accuracy", "length") == (50, f"dashed: chance 0.03846; {longer}; small dots: seeds")
+    at, told = shown("throughput", "tokens_per_second", "sequence_length")
+    assert (at, told) == (None, "upright lines: 20th and 80th percentile of repetitions")
+    (plot, *_) = plots_of([it for it in summed if it.evaluation == "copy"], [("symbol_accuracy", "length")])
+    assert pictures.picture(plot, list(SKILL)).spec["datasets"]["trained"] == [{"x": 50}]
+
+
+def test_a_page_says_of_what_validation_data_are_and_defines_only_what_it_shows(inputs, summed):
+    def section(name):
+        of_it = [it for it in summed if it.evaluation == name]
+        return evaluation_section(of_it, [], inputs.protocol, list(SKILL)).blocks
+
+    folded = {name: section(name)[-1] for name in ("copy", "perplexity", "throughput")}
+    assert folded["copy"].block["Chance"] == "score of guessing"
+    assert "characters’ frequencies" in folded["perplexity"].block["Chance"]
+    assert "data.tokenizer" not in folded["perplexity"].block["Perplexity"]
+    assert folded["throughput"].block["Tokens/s"] == "positions a second"
+    curves = drawn(curve_section(inputs, summed, inputs.primaries, list(SKILL)))
+    assert curves["curves-copy"].legend == "all trained lengths mixed"
+    assert "mixed" not in curves["curves-recall"].legend
+
+
+def test_shares_of_unlike_peaks_are_said_to_be(inputs):
+    def of(variant, tflops, share):
+        place = {"sequence_length": 256, "batch_size": 4}
+        return [
+            measured(variant, "achieved_tflops", tflops, place),
+            measured(variant, "ceiling_fraction", share, place),
+        ]
+
+    def told(*rows):
+        rows = [replaced(row, evaluation="throughput") for pair in rows for row in pair]
+        (section,) = [evaluation_section(figures(rows), [], inputs.protocol, ["one", "two"])]
+        return [it.text for it in section.blocks if isinstance(it, Note) and "unlike peaks" in it.text]
+
+    assert told(of("one", 2.0, 0.5), of("two", 2.0, 0.4)) == [
+        "Shares of the device’s peak are of unlike peaks, as each run timed its own: 4 (one) to 5 (two) TFLOP/s."
+    ]
+    assert told(of("one", 2.0, 0.5), of("two", 2.0, 0.49)) == []
+
+
+def replaced(row, **identity):
+    return dataclasses.replace(row, identity=dataclasses.replace(row.identity, **identity))
+
+
 def test_a_sample_a_variant_is_shown_bounded_and_escaped(inputs, experiment, tmp_path):
     (samples,) = [block for block in sample_section(inputs).blocks if isinstance(block, Samples)]
     assert [sample.label for sample in samples.shown] == [f"{name}, seed 0" for name in SKILL]

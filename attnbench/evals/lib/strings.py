@@ -22,6 +22,8 @@ class StringProbe(SizedProbe, ABC):
     one length each. A string is a function of (split, seed, index)."""
 
     min_length: ClassVar[int] = 1
+    validated_on: ClassVar[str] = "all trained lengths mixed"
+    """In words, where validation data and a test differ."""
     max_length: int = option(40, "and of the longest", minimum=1)
     num_train: int | None = option(
         None, "training strings, taken in a new order every epoch; null: new ones at each step", minimum=1

@@ -42,6 +42,8 @@ class Drawing:
     rings: Sequence[Datum] = ()
     levels: Sequence[Datum] = ()
     """A dashed line below all other marks."""
+    trained: Sequence[Datum] = ()
+    """A dashed upright line at the longest trained length."""
     best: Sequence[Datum] = ()
     """Joined by dashed steps in order of cost."""
     names: Sequence[Datum] = ()

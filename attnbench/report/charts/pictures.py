@@ -16,8 +16,10 @@ from attnbench.verdict.seeds import Figure
 def picture(plot: Plot, variants: Sequence[str]) -> Picture:
     """Draw lines along the axis, or bars of shares of a whole; `variants` are those of the whole report."""
     spec = _bars(plot, variants) if plot.is_whole else draw(_drawing(plot), variants)
-    legend = f"dashed: {chance_text(plot)}" if plot.chance() else ""
-    given = {"name": plot.name, "title": plot.title, "legend": legend, "missing": missing_text(plot)}
+    legend = [f"dashed: {chance_text(plot)}"] if plot.chance() else []
+    legend += ["right of the dashed upright line: longer than trained"] if plot.trained is not None else []
+    legend += seeds_legend(plot.figures) if not plot.is_whole else []
+    given = {"name": plot.name, "title": plot.title, "legend": "; ".join(legend), "missing": missing_text(plot)}
     return Picture(spec=spec, description=describe(plot), **given)
 
 
@@ -43,6 +45,7 @@ def _drawing(plot: Plot) -> Drawing:
         lines=points,
         dots=[it for figure in with_mean for it in seed_dots(figure, _shown(plot, plot.position(figure)), least)],
         missing=missing,
+        trained=[{"x": plot.trained}] if plot.trained is not None else [],
         levels=[{"x": _shown(plot, at), "value": levels[at]} for at in plot.positions if at in levels],
         words={
             "variant": "variant",
@@ -82,6 +85,14 @@ def _datum(plot: Plot, figure: Figure, least: float | None = None) -> Datum:
         low, high = bounds(figure)
         datum |= {"value": figure.mean, "low": low if least is None else max(low, least), "high": high}
     return datum
+
+
+def seeds_legend(figures: Iterable[Figure]) -> list[str]:
+    """Say what the small dots and the upright lines at the means are."""
+    measured = [it for it in figures if it.mean is not None]
+    with_interval = [it for it in measured if not it.has_range and bounds(it)[0] != bounds(it)[1]]
+    dots = ["small dots: seeds"] if any(it.has_range for it in measured) else []
+    return dots + ([f"upright lines: {words.interval_name(with_interval)}"] if with_interval else [])
 
 
 def bounds(figure: Figure) -> tuple[float, float]:

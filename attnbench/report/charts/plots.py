@@ -1,6 +1,7 @@
 """The plots of an evaluation, and the figures of each."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 from attnbench.report.blocks import file_name
 from attnbench.report.sections import words
+from attnbench.results.corpora import split_name
 from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.seeds import Figure
 
@@ -16,6 +18,9 @@ TOKENS = "tokens_per_step"
 
 
 BUCKET = re.compile(r"[0-9]{1,9}-([0-9]{1,9})")
+
+LENGTHS = ("length", "sequence_length", "position_bucket", "training_lengths")
+"""Axes on which a trained length has a place."""
 
 WHOLES = {"part_share": "part"}
 BUDGETS = ("parameters", "forward_flops_per_token")
@@ -52,6 +57,23 @@ class Plot:
     def is_whole(self) -> bool:
         """True if a variant's values add up to 1 and are drawn as one bar of parts."""
         return WHOLES.get(self.metric) == self.axis
+
+    @property
+    def trained(self) -> float | None:
+        """The longest trained length, where the plot goes beyond it."""
+        if self.axis not in LENGTHS or not self.is_numeric:
+            return None
+        beyond = [figure.settings.get("beyond_training") for figure in self.figures]
+        if any(beyond):
+            lengths = [self.position(it) for it, is_beyond in zip(self.figures, beyond, strict=True) if not is_beyond]
+        elif self.axis == "training_lengths":
+            lengths = [1]
+        else:
+            of_text = [it.identity for it in self.figures if split_name(it.evaluation)[0] == "perplexity"]
+            lengths = [*{it.seq_len for it in of_text if it.seq_len is not None}]
+            lengths = lengths if len(lengths) == 1 else []
+        longest = max(lengths, default=math.inf)
+        return longest if max(self.positions) > longest else None
 
     @property
     def title(self) -> str:

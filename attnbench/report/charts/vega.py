@@ -57,6 +57,7 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> Part:
     width, opacity = (1.2, 0.75) if drawing.is_thin else (2, 1.0)
     layers = [
         _layer("levels", at, type="line", style="chance"),
+        _layer("trained", {"x": x}, type="rule", style="chance"),
         _layer("best", at, type="line", style="chance", interpolate="step-after"),
         _layer("points", marks | ends | _faded(0.55), type="rule", strokeWidth=1.5, clip=True),
         _layer("lines", marks | dashed | _faded(opacity), type="line", strokeWidth=width, clip=True),
@@ -65,7 +66,7 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> Part:
         _layer("names", {**at, "text": _field("name")}, type="text", fontSize=12, **names),
         _layer("points", shaped | _faded(1.0) | tooltip, type="point", filled=True, size=64, opacity=1),
     ]
-    kinds = ("levels", "best", "names", "lines", "dots", "rings", "points")
+    kinds = ("levels", "trained", "best", "names", "lines", "dots", "rings", "points")
     data = {name: list(getattr(drawing, name)) for name in kinds}
     kept = [layer for layer in layers if data[layer["data"]["name"]]]
     # The top layer takes clicks on the legend; crosses follow, for points without a number.

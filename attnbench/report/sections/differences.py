@@ -86,12 +86,15 @@ def _picture(base: str, verdicts: Sequence[Verdict], variants: Sequence[str]) ->
     description = " ".join(words.verdict_sentence(verdict) for verdict in ordered)
     data = [datum for it in ordered for datum in _data(it)]
     place = words.where({name: value for name, value in verdicts[0].pair.settings.items() if name not in USUAL})
+    better = "← better" if is_nats else "better →"
     return Picture(
         name=file_name("differences", evaluation),
         title=title,
         spec=draw_bounds(data, description, gap=GAP, level=0.0, variants=variants),
         description=description,
-        legend="; ".join(filter(None, (place, "← better" if is_nats else "better →"))),
+        legend="; ".join(
+            filter(None, (place, "dashed: no difference", f"orange ticks: the margin, {primary.margin_text}", better))
+        ),
     )
 
 

@@ -10,25 +10,20 @@ from attnbench.report.sections import words
 from attnbench.report.sections.answer import primary_column
 from attnbench.report.sections.examples import examples
 from attnbench.report.sections.scores import outcome_of
-from attnbench.results.corpora import has_authors
-from attnbench.results.metrics import AXES, DEFINITIONS
-from attnbench.results.numbers import format_interval, format_within
+from attnbench.results.corpora import has_authors, split_name
+from attnbench.results.metrics import AXES, DEFINITIONS, OF_TRAININGS
+from attnbench.results.numbers import format_interval, format_number, format_within
+from attnbench.results.protocol import TEST_NAMES
+from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import RATIO_NOTE, Figure, is_accuracy, same_models, sittings_lead
+from attnbench.verdict.seeds import MOST_MOVED, RATIO_NOTE, Figure, is_accuracy, same_models, sittings_lead
 from attnbench.verdict.summary import headline_columns, primary_metrics
 
 HOW_JUDGED = (
-    "Verdicts are on one metric of each evaluation: paired by seed, Student’s test for nats, a sign-flip permutation "
-    "test for accuracies. The error is 0.05 over all pairs and metrics (Holm), for intervals of differences too. "
-    "Equivalent: two one-sided tests find a difference within the margin, the largest that does not matter. Nothing "
-    "else is tested."
-)
-HOW_INTERVALS = (
-    "Below each table of numbers stands what its brackets are: an interval over seeds is Student’s or, for shares, "
-    "Clopper and Pearson’s; accuracies, and any score of at most four seeds, have the lowest and the highest seed. A "
-    "diverged seed counts as chance."
+    "The error is 0.05 over all pairs and metrics (Holm), for intervals of differences too. Equivalent: two one-sided "
+    "tests find a difference within the margin, the largest that does not matter. Nothing else is tested."
 )
 
 
@@ -39,7 +34,7 @@ def evaluation_section(
     described = about(evaluation, protocol)
     drawn = [plot for plot in plots_of(figures, described.plots) if len(plot.positions) > 1 or plot.is_whole]
     lead = sittings_lead((words.metric_name(it.metric, it.unit), it) for it in figures)
-    blocks: list[Block] = [Note(lead, kind="callout")] if lead else []
+    blocks: list[Block] = [Note(text, kind="callout") for text in (lead, _peaks(figures)) if text]
     primary = None if verdicts else primary_metrics([evaluation]).get(evaluation)
     column = next(iter(headline_columns(figures, evaluation)), None)
     column = (primary_column(figures, primary) if primary is not None else None) or column
@@ -63,23 +58,50 @@ def evaluation_sections(
     ]
 
 
+def _peaks(figures: Sequence[Figure]) -> str:
+    """Say that shares of the device's peak are of unlike peaks; empty where all runs found about the same."""
+    achieved = {(it.label, str(it.settings)): it.mean for it in figures if it.metric == "achieved_tflops"}
+    shares = [it for it in figures if it.metric == "ceiling_fraction" and it.mean]
+    found = {it.label: (achieved.get((it.label, str(it.settings))) or 0.0) / (it.mean or 1.0) for it in shares}
+    low, high = (choose(found, key=found.__getitem__, default="") for choose in (min, max))
+    if not found or found[high] <= MOST_MOVED * found[low]:
+        return ""
+    ends = " to ".join(f"{format_number(found[name])} ({name})" for name in (low, high))
+    return f"Shares of the device’s peak are of unlike peaks, as each run timed its own: {ends} TFLOP/s."
+
+
 def _definitions(figures: Sequence[Figure]) -> list[Folded]:
     metrics = {figure.metric: words.metric_name(figure.metric, figure.unit) for figure in figures}
     axes = dict.fromkeys(axis for figure in figures for axis in figure.settings)
-    lines = {words.capitalized(name): DEFINITIONS[metric] for metric, name in metrics.items() if metric in DEFINITIONS}
-    lines |= {words.capitalized(words.axis_name(axis)): AXES[axis] for axis in axes if axis in AXES}
+    told = DEFINITIONS | AXES
+    if "nats_per_character" in metrics:
+        unit = words.symbols(figure.identity for figure in figures).removesuffix("s")
+        told |= {
+            "perplexity": told["perplexity"].replace("token", unit),
+            "chance": f"score of the {unit}s’ frequencies",
+        }
+    if "steps_trained" in metrics or split_name(figures[0].evaluation)[0] == TRAINING:
+        told["tokens_per_second"] += f", {OF_TRAININGS}"
+    names = metrics | {axis: words.axis_name(axis) for axis in axes}
+    lines = {words.capitalized(name): told[key] for key, name in names.items() if key in told}
     lines |= {"×": RATIO_NOTE.removeprefix("×: ")} if any(figure.ratio_text for figure in figures) else {}
     return [Folded("What the numbers are", f"{len(lines)} definitions", lines)] if lines else []
 
 
-def summary_notes(protocol: Protocol) -> list[Note]:
+def summary_notes(protocol: Protocol, figures: Sequence[Figure], verdicts: Sequence[Verdict]) -> list[Note]:
+    """Explain tests, intervals and seeds, as far as the page has them."""
     others = [name for name in protocol.variants if name not in protocol.rank] if protocol.rank else []
     parts = [f"Shown, not ranked: {words.listed(others)}."] if others else []
     parts += [f"{line}: one model, run once." for line in same_models(protocol.shared)]
     if protocol.reference is not None:
         parts.append(f"All others are compared with {protocol.reference} only, so only it could be best of all.")
-    judged = f"{HOW_JUDGED} " * bool(protocol.rank)
-    return [Note(judged + HOW_INTERVALS), *([Note(" ".join(parts))] if parts else [])]
+    kinds = dict.fromkeys(it.pair.primary.kind for it in verdicts)
+    tests = "; ".join(f"of {kind}, {TEST_NAMES[kind]}" for kind in kinds)
+    how = [f"Verdicts are on one metric of each evaluation: {tests}.", HOW_JUDGED] if verdicts else []
+    with_interval = any(len(it.values) > 1 and it.low is not None and not it.has_range for it in figures)
+    how += ["An interval over seeds is Student’s."] if with_interval else []
+    how += ["A diverged seed counts as chance."] if any(it.num_diverged for it in figures) else []
+    return [Note(" ".join(sentences)) for sentences in (how, parts) if sentences]
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -107,6 +129,7 @@ def _numbers(title: str, header: str, figures: Sequence[Figure], *, is_open: boo
     lines: dict[str, dict[str, Figure]] = {}
     for it in figures:
         place = words.where({name: value for name, value in it.place.items() if name not in common})
+        place = words.validated_on(it.evaluation) if it.metric == "selection" else place
         parts = [_metric(it) if header == "metric" else "", place, words.chances(it.settings)]
         lines.setdefault(", ".join(filter(None, parts)) or NOTHING, {})[it.label] = it
     variants = list(dict.fromkeys(it.label for it in figures))

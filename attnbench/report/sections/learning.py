@@ -36,6 +36,8 @@ ABOUT_SEARCH = (
     "models (lower is better). A dot is a seed, a line their mean, a ring the chosen rate."
 )
 
+STAGED = "line: after one epoch; separate dots: full trainings"
+
 WARM_SHARE = 0.1
 """Share of first steps whose loss may be above the plot."""
 
@@ -104,7 +106,7 @@ def _rate_picture(group: Sequence[Choice], variants: Sequence[str]) -> Picture:
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend="line: after one epoch; separate dots: full trainings" if is_staged else "",
+        legend="; ".join(filter(None, (words.validated_on(first.evaluation), STAGED * is_staged))),
         missing=f"every seed diverged: {'; '.join(failed)}" if failed else "",
     )
 
@@ -241,7 +243,7 @@ def _curve_picture(
         title=title,
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend=task,
+        legend="; ".join(filter(None, (task, words.validated_on(evaluation)))),
     )
 
 

@@ -52,6 +52,8 @@ def signs_note(content: Summary, reference: str | None) -> str:
     tested = f" {whom}: {told}, at 5 % over all tests; without a sign: not decided, or not tested." if told else ""
     tested += " Brackets of sentences: intervals of differences, for all tests together." * bool(told)
     solved = [SOLVED] if any(entry.solved for line in content.lines.values() for entry in line) else []
+    mixed = {name: words.validated_on(name) for name in (column.evaluation for column in content.columns)}
+    solved += [f"Validation data of {name}: {told}." for name, told in mixed.items() if solved and told]
     return " ".join([f"Shaded: the best mean of a column.{tested}", *solved, *content.ratio_notes])
 
 

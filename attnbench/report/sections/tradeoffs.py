@@ -7,7 +7,7 @@ from typing import Any
 
 from attnbench.report.blocks import Block, Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import WIDE_AXIS, Axis, Datum, Drawing, placed, round_numbers, value_axis
-from attnbench.report.charts.pictures import bounds, ends_of, figure_words, labels_of, seed_dots
+from attnbench.report.charts.pictures import bounds, ends_of, figure_words, labels_of, seed_dots, seeds_legend
 from attnbench.report.charts.vega import draw
 from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
@@ -123,6 +123,7 @@ def _picture(
     is_best = [point in best for point in points]
     order = sorted(range(len(points)), key=lambda index: not is_best[index])
     names = placed([named[index] for index in order], x, y)
+    better = f"{'upper' if is_share else 'lower'} left is better"
     drawing = Drawing(
         description=f"{_title(evaluation, points)}: {'; '.join(described)}.",
         labels=labels_of(scores),
@@ -147,7 +148,11 @@ def _picture(
         title=_title(evaluation, points),
         spec=draw(drawing, variants),
         description=drawing.description,
-        legend="; ".join(filter(None, (_place(points), at_cost, joined, STEPS if len(best) > 1 else ""))),
+        legend="; ".join(
+            filter(
+                None, (_place(points), at_cost, joined, STEPS if len(best) > 1 else "", *seeds_legend(scores), better)
+            )
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import PER_RUN, is_chance
 from attnbench.verdict.ranking import Noise, Verdict
 from attnbench.verdict.seeds import Figure, is_accuracy, sittings_lead
-from attnbench.verdict.summary import Column
+from attnbench.verdict.summary import Column, evaluation_class
 
 NAMES = {
     "steps_to_95": "steps to 95 % at two checks in a row",
@@ -172,6 +172,11 @@ def outcome(figure: Figure, *, in_table: bool = False) -> str:
 def listed(words: Iterable[str], last: str = "and") -> str:
     words = list(words)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
+
+
+def validated_on(evaluation: str) -> str:
+    """Say what validation data of a probe have that tests have not: "all trained lengths mixed"; or empty."""
+    return getattr(evaluation_class(evaluation), "validated_on", "")
 
 
 def devices(names: Iterable[str]) -> str:

@@ -1,5 +1,3 @@
-"""Decoding: one new position, texts by a plain loop and a captured step, and a token after a growing context."""
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any

@@ -1,5 +1,3 @@
-"""Fused attention against the textbook, over length and head width."""
-
 from attnbench.bench.attention import SHAPE, AttentionBench, layouts_for
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS
 from attnbench.results.tables import Headline

@@ -1,5 +1,3 @@
-"""Operators by themselves, ours beside those of libraries."""
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,5 +1,3 @@
-"""Whole language models of published sizes: a forward pass, and a forward with a backward pass."""
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -1,5 +1,3 @@
-"""Profiles: attention, textbook beside fused, by operator, and the training step of each mixer by part."""
-
 import csv
 import io
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,3 @@
-"""Training steps of a probe's small models, alone and in stacks."""
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

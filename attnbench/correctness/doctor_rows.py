@@ -1,5 +1,3 @@
-"""Rows of the doctor's checks, for results.csv."""
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

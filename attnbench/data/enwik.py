@@ -1,4 +1,4 @@
-"""enwik8 and text8, the first 100 million bytes of a Wikipedia dump, raw and in 27 letters: one file each."""
+"""enwik8 and text8: the first 100 million bytes of a Wikipedia dump, raw and in 27 letters."""
 
 import hashlib
 from collections.abc import Iterator

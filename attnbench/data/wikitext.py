@@ -1,5 +1,3 @@
-"""WikiText-2: its folders, its download, its two versions."""
-
 import hashlib
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""Copying: small models that repeat a string they have read, also one longer than any they were trained on."""
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Speed of prefill and decoding, and size of the state."""
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

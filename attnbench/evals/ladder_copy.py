@@ -1,5 +1,3 @@
-"""Ladder of copying: how long a permutation one small model repeats."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Ladder of recall's range: how far beyond the trained length a small model still looks up its pairs."""
-
 from collections.abc import Sequence
 from typing import Any
 

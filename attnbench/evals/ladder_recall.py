@@ -1,5 +1,3 @@
-"""Ladder of recall: how many pairs one small model looks up, and for how much decoding state."""
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

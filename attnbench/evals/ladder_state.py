@@ -1,5 +1,3 @@
-"""Ladder of state tracking: which groups small models follow, and how far beyond the trained length."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,3 @@
-"""Four of MAD's tasks: recall with fuzzy keys or among noise, compression, and memorisation of fixed facts."""
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,3 @@
-"""Needle: small models name a value that they read somewhere in a long text of other symbols."""
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

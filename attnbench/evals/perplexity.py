@@ -1,5 +1,3 @@
-"""Perplexity with full context, over a whole split, by position in the window, and beyond the training length."""
-
 import logging
 import math
 from collections.abc import Iterator

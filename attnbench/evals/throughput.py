@@ -1,5 +1,3 @@
-"""Speed, memory and arithmetic of the training step."""
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Child process that answers questions over a pipe."""
-
 import multiprocessing
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Calls recorded as CUDA graphs and replayed, for launch-bound work."""
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +11,11 @@ Result = TypeVar("Result")
 
 
 class CapturedCall(Generic[Result]):
-    """Function of tensors on the current CUDA device: first calls run eagerly, then it is recorded and replayed.
+    """Function of tensors on the current CUDA device, for launch-bound work: first calls run eagerly, then it is
+    recorded and replayed.
 
-    A call overwrites the result of the one before. Each combination of input shapes, at most MAX_SHAPES, has a
-    recording; all share memory.
+    A call overwrites the result of the one before. Each combination of input shapes has a recording; all share
+    memory.
 
     Args:
         function: reads nothing from the device. It uses other tensors at their addresses: a change in place shows at
@@ -24,7 +23,7 @@ class CapturedCall(Generic[Result]):
         others_ask: other threads, such as NCCL's watchdog, may query the device meanwhile.
 
     Raises:
-        ValueError: too many combinations of shapes.
+        ValueError: more than MAX_SHAPES combinations of shapes.
     """
 
     MAX_SHAPES = 8

@@ -1,5 +1,3 @@
-"""Suspensions of the process by Ctrl-Z, a batch system, a container or a virtual machine's host."""
-
 import threading
 import time
 from typing import Self
@@ -12,7 +10,8 @@ LEAST_SECONDS = 5.0
 
 
 class Pauses:
-    """Clock that stops while this process is suspended, inside a `with`.
+    """Clock that stops inside a `with` while this process is suspended: by Ctrl-Z, a batch system, a container or a
+    virtual machine's host.
 
     A thread reads the clock every BEAT_SECONDS; a busy machine still runs it within LEAST_SECONDS.
     """

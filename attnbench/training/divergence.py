@@ -1,5 +1,3 @@
-"""Locate the first non-finite number of a diverged training."""
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

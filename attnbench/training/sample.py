@@ -1,5 +1,3 @@
-"""Sample of text from a trained model, for the report."""
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,8 @@ NUM_PROMPT, NUM_CHARACTERS, TEMPERATURE, SEED = 64, 300, 0.8, 0
 
 
 def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens_N: Tensor) -> None:
-    """Write the model's continuation of the first tokens of a text, comparable for models of one tokenizer, and leave
-    the model in evaluation mode.
+    """Write the model's continuation of the first tokens of a text, for the report: comparable for models of one
+    tokenizer. Leave the model in evaluation mode.
 
     {"prompt": "...", "text": "...", "temperature": 0.8, "seed": 0}
     """

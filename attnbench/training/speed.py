@@ -1,5 +1,3 @@
-"""Speed of a training."""
-
 from pathlib import Path
 
 from attnbench.results.rows import Measurement

@@ -1,5 +1,3 @@
-"""The control: the reference trained again under other seeds; it must be neither better nor worse than itself."""
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,7 +20,8 @@ def control_of(rows: Sequence[ResultRow], seeds: Collection[int]) -> tuple[list[
 def judge_control(
     rows: Sequence[ResultRow], control: Sequence[ResultRow], *, reference: str, primaries: Mapping[str, Primary]
 ) -> list[Verdict]:
-    """Compare the reference with itself under shifted seeds, as a separate family.
+    """Compare the reference with itself under shifted seeds, as a separate family: it must be neither better nor
+    worse.
 
     Rows of the reference may have the name of a variant whose runs it shares; evaluations without rows of the control
     are left out.

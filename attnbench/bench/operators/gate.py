@@ -1,5 +1,5 @@
-"""The gate before every timing: attention and its gradients compared with float64. An error beyond the precision is a
-failed cell."""
+"""The gate before every timing: attention and its gradients compared with float64. Beyond the precision a cell is
+failed."""
 
 import math
 from collections.abc import Sequence

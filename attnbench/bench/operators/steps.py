@@ -1,5 +1,5 @@
-"""Implementations of one new position: attention over a cache, whole or split along the keys, and steps of recurrent
-states (ops/state_steps.py)."""
+"""Implementations of one new position: attention over a cache, whole or split along the keys, and steps of
+ops/state_steps.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

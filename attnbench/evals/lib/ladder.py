@@ -1,5 +1,3 @@
-"""Ladders: probes of several levels of difficulty, scored by the levels that a model holds."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""Training data whose batches have several shapes."""
-
 import torch
 
 from attnbench.evals.base import Probe

@@ -1,5 +1,3 @@
-"""Cumulative sums over positions, in pieces that torch's compiler supports on a GPU."""
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,7 +8,7 @@ and fails: `list indices must be integers or slices, not NoneType`."""
 
 
 def cumulative_sum(x_BTE: Tensor) -> Tensor:
-    """Return x_1 + ... + x_t for every position t, (B, T, ...)."""
+    """Return x_1 + ... + x_t for every position t, (B, T, ...), in pieces that torch's compiler supports on a GPU."""
     length = x_BTE.shape[1]
     if length <= PIECE:
         return x_BTE.cumsum(1)

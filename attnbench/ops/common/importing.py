@@ -1,5 +1,3 @@
-"""Import of all Triton modules."""
-
 import pkgutil
 from importlib import import_module
 

@@ -1,5 +1,3 @@
-"""Precision of accumulations."""
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Linear attention with one decay per head, where positions read themselves with their own weight.
+"""The recurrence of scalar_decay.py, where positions read themselves with their own weight.
 
 y_t = a_t S_{t-1}^T q_t + own_t (q_t . k_t) v_t,   S_t = a_t S_{t-1} + write_t k_t v_t^T
 """

@@ -1,5 +1,3 @@
-"""Blocks of numbers that ignore row boundaries."""
-
 # pyright: reportGeneralTypeIssues=false
 
 import triton

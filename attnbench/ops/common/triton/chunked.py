@@ -1,5 +1,3 @@
-"""Sizes of a recurrence's call whose sequences are cut into chunks."""
-
 from torch import Tensor
 
 

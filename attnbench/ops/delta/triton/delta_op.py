@@ -1,5 +1,4 @@
-"""The gated delta rule as one operator on packed inputs, with its gradient; delta_chunk.py has the algebra of a
-chunk."""
+"""The rule of delta_chunk.py as one operator on packed inputs, with its gradient."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""Loads and stores of the gated delta rule's tiles; and the pairs of positions within a chunk, by a kernel over all
-chunks."""
+"""Loads and stores of the gated delta rule's tiles, and the kernel over the pairs of positions of all chunks."""
 
 # pyright: reportGeneralTypeIssues=false
 

@@ -1,6 +1,3 @@
-"""silu(gate) × up of a SwiGLU from one packed tensor, with one packed gradient: both projections are one matrix
-product, forward and backward."""
-
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any
@@ -17,7 +14,10 @@ from attnbench.ops.common.triton.launching import launch
 
 @custom_op("swiglu", lambda packed: packed.new_empty(packed.shape[0], packed.shape[1] // 2))
 def swiglu(packed_NF: Tensor) -> Tensor:
-    """Return silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F)."""
+    """Return silu(first half) × second half of the last axis, computed in float32: (N, 2 F) to (N, F).
+
+    Both projections are one matrix product, forward and backward, and the packed tensor has one packed gradient.
+    """
     num_rows, width = packed_NF.shape[0], packed_NF.shape[1] // 2
     mixed_NF = packed_NF.new_empty(num_rows, width)
     grid = (-(-mixed_NF.numel() // BLOCK),)

@@ -1,5 +1,4 @@
-"""Linear attention with one decay per head as one operator on packed inputs, with its gradient; scalar_kernels.py has
-the algebra of a chunk.
+"""The recurrence of scalar_kernels.py as one operator on packed inputs, with its gradient.
 
 Forward, a program walks a segment of a head and stores the state before each chunk. Backward, a program walks back for
 the states' gradients, and a kernel computes all other gradients. If a sequence has several segments, each is walked for

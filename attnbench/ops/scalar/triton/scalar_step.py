@@ -1,4 +1,4 @@
-"""One position of linear attention with one decay per head: a single pass over the state, updated in place."""
+"""One position of the recurrence of scalar_kernels.py: a single pass over the state, updated in place."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 

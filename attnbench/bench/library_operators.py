@@ -177,7 +177,7 @@ class OperatorPasses(Passes):
         super().__init__(partial(call, **inputs), list(inputs.values()), example.gradient)
 
     def results(self) -> list[Tensor]:
-        """In the order of the example's inputs."""
+        """Return output and gradients in the order of the example's inputs."""
         output, *gradients = self.outcome()
         if self.is_packed:
             parts = [self.example.inputs[name] for name in ("query", "key", "value")]

@@ -100,7 +100,7 @@ def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str =
 
 
 def _ceilings_text(rows: Sequence[ResultRow], shown: Sequence[Table]) -> str:
-    """Empty if no table has shares of the roofline."""
+    """Describe the ceilings of the roofline; empty if no table has shares of it."""
     if not any(str(header).endswith("roof") for table in shown for header in table.headers):
         return ""
     values = {(row.identity.precision, row.measurement.metric): row.measurement.value for row in rows}

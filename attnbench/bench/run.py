@@ -85,7 +85,7 @@ class BenchRun:
 
 
 class BenchJob(Job):
-    """Its rows are the device's; those of an implementation have its name."""
+    """A results file of a bench. Its rows are the device's; those of an implementation have its name."""
 
     experiment = EXPERIMENT
 

@@ -62,7 +62,7 @@ class Printer:
         self.console, self.lines = Console(), []
 
     def __call__(self, text: str = "", *, indent: int = 0, style: str | None = None) -> None:
-        """With a hanging indent of two."""
+        """Print one paragraph with a hanging indent of two."""
         first, later = " " * indent, " " * (indent + 2)
         wrapped = textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=later) or [""]
         for line in wrapped:

@@ -29,7 +29,7 @@ class OperatorCase(NamedTuple):
 
 
 class _Numbers:
-    """From the CPU: generators of other devices give other numbers."""
+    """Random inputs from the CPU: generators of other devices give other numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.generator = device, torch.Generator().manual_seed(0)

@@ -97,7 +97,7 @@ class Corpus:
         return torch.from_numpy(self.tokenizer.encode(text).astype(np.int64))
 
     def decode(self, tokens_T: Tensor) -> str:
-        """Padding symbols are UNKNOWN."""
+        """Return the text of tokens; padding symbols are UNKNOWN."""
         return self.tokenizer.decode(tokens_T.tolist())
 
     def count(self, tokens_N: Tensor) -> Tensor:

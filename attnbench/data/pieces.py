@@ -63,7 +63,7 @@ class Text:
 
     @cached_property
     def size(self) -> TextSize:
-        """Found by reading it."""
+        """Size of the text, by reading it."""
         num_bytes = characters = 0
         for piece in self:
             num_bytes, characters = num_bytes + len(piece), characters + num_characters(piece)

@@ -383,7 +383,7 @@ def _distinct(paragraphs: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _write_rows(path: Path, rows: list[str]) -> None:
-    """Through a temporary file: another process never reads half of it."""
+    """Write one column `text` through a temporary file: another process never reads half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

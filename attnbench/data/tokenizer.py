@@ -152,7 +152,7 @@ class Bytes(Tokenizer):
 
 
 def code_points(text: str) -> np.ndarray:
-    """(characters,) uint32."""
+    """Return the code points of a text, (characters,) uint32."""
     # surrogatepass: a prompt from a command line can hold halves of a pair, which become UNKNOWN.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 

@@ -164,7 +164,7 @@ def _options(mixer: MixerSettings, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def generation(record: ModelRecord) -> dict[str, Any]:
-    """Greedy, without symbols that stand for no text."""
+    """Return the content of generation_config.json: greedy, without symbols that stand for no text."""
     never = list(range(tokenizer_of(record).num_writable, record.vocabulary_size))
     return {"do_sample": False, **({"suppress_tokens": never} if never else {})}
 

@@ -135,7 +135,7 @@ class Source:
         return lines
 
     def _written(self, group: Group, mentioned: set[str]) -> list[str]:
-        """With empty lines and comments above it."""
+        """Return the lines of a definition, with empty lines and comments above it."""
         first = group.statements[0]
         if group.cls is None:
             return [line for statement in group.changed for line in self._statement(statement, first.col_offset)]
@@ -144,7 +144,7 @@ class Source:
         return [*self._above(first), *head, *(itertools.chain(*members) if members else ["    pass"])]
 
     def _statement(self, statement: ast.stmt, indent: int) -> list[str]:
-        """Copied if it is in the file, otherwise written anew."""
+        """Return the lines of a statement, copied if it is in the file, otherwise written anew."""
         is_new = not hasattr(statement, "lineno")
         original = (
             None if is_new else self.statements.get((type(statement), first_line(statement), statement.col_offset))

@@ -111,7 +111,7 @@ def _assembler_version() -> str | None:
 
 
 def is_checkout(root: Path) -> bool:
-    """A folder of installed packages is none."""
+    """Return whether a folder is a checkout of attnbench, and not a folder of installed packages."""
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
     except (OSError, ValueError, KeyError, TypeError):

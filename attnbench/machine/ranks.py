@@ -30,7 +30,7 @@ ALONE = Ranks(rank=0, size=1)
 
 
 def ranks_here() -> Ranks:
-    """ALONE if WORLD_SIZE is not set or 1."""
+    """Read the variables; ALONE if WORLD_SIZE is not set or 1."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return ALONE
     missing = [name for name in (*NUMBERS, *OTHERS) if not os.environ.get(name)]

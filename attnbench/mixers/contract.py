@@ -71,7 +71,7 @@ def shape_and_dtype(mixer: Mixer, case: Case) -> str:
 
 
 def causality(mixer: Mixer, case: Case) -> str:
-    """Exact for a mixer of attnbench, within rounding for another."""
+    """Check causality: exactly for a mixer of attnbench, within rounding for another."""
     is_exact = is_own(type(mixer).__module__) and not mixer.defines_itself
     return seen_of_the_future(mixer, case.model.dim, LONGEST, is_exact=is_exact)
 

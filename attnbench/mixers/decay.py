@@ -49,5 +49,5 @@ def init_decay(log_rate: Tensor, bias: Tensor, decay_init: DecayInit, generator:
 
 
 def inverse_softplus(step: Tensor) -> Tensor:
-    """log(exp(step) - 1) loses digits of a small step."""
+    """Return log(exp(step) - 1), written so that a small step loses no digits."""
     return step + (-torch.expm1(-step)).log()

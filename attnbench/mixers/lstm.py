@@ -96,5 +96,5 @@ class LSTM(MixerOptions):
         return LSTMState(*(torch.zeros(batch_size, self.dim, **like) for _ in range(2)))
 
     def mixing_flops(self, length: int) -> int:
-        """The model counts both matrices, once a position."""
+        """Count sums of gates and products of single channels; the model counts both matrices, once a position."""
         return length * 8 * self.dim

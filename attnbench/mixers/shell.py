@@ -79,7 +79,7 @@ class Shell(MixerOptions):
         return keys, keys, self.heads * self.value_width
 
     def rank_of_gate(self) -> int | None:
-        """None: full rank."""
+        """Return the rank of the output gate's map; None: full rank."""
         return None
 
     def add_parts(self) -> None: ...

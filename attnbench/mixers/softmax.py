@@ -92,7 +92,7 @@ class Softmax(Shell):
         return query_BTHK.to(state.key_BSHK.dtype), end
 
     def step(self, x_BD: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """Nothing checks max_length."""
+        """Mix one position. Nothing checks max_length."""
         query_BTHK, key_BTHK, value_BTHK = self.project(x_BD[:, None], state.position, state.history_BWC)
         index = self.slot(state.position)
         state.key_BSHK.index_copy_(1, index, key_BTHK.to(state.key_BSHK.dtype))

@@ -37,7 +37,7 @@ def nats_of(embedding: Embedding, hidden: Tensor, targets: Tensor, weight: Tenso
 
 
 def perplexity(nats: float) -> float:
-    """Infinite beyond the largest number of a row."""
+    """Return exp(nats), infinite beyond the largest number of a row."""
     return math.exp(nats) if nats <= math.log(MAX_NUMBER) else math.inf
 
 

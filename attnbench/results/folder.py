@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def data_root() -> Path:
-    """The checkout or, without one, the current folder."""
+    """The folder whose data/ has corpora: the checkout or, without one, the current folder."""
     return ROOT if is_checkout(ROOT) else Path.cwd()
 
 

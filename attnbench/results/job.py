@@ -89,7 +89,7 @@ class Job(ABC):
         return {}
 
     def protocol(self) -> dict[str, Any] | None:
-        """See `results.protocol`; None if its scores are not tested."""
+        """Rules of its scores, see `results.protocol`; None if its scores are not tested."""
         return None
 
     def config(self) -> dict[str, Any] | None:

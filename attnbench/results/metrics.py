@@ -114,14 +114,14 @@ class Primary:
 
     @property
     def margin_text(self) -> str:
-        """As "1 % of perplexity"."""
+        """The margin in words: "1 % of perplexity"."""
         if self.kind == "nats":
             return f"{percent_of_nats(self.margin):.3g} % of perplexity"
         return f"{self.margin:g} {self.scale}"
 
     @property
     def scale(self) -> str:
-        """As "in accuracy", "doublings"."""
+        """Words behind a difference: "in accuracy", "doublings"."""
         return self.metric if self.kind == "level" else f"in {self.kind}"
 
     @property
@@ -133,7 +133,7 @@ class Primary:
         return metric == self.metric and self.settings.items() <= settings.items()
 
     def hardness(self, settings: Mapping[str, Any]) -> tuple[float, ...]:
-        """Key that orders settings from easy to hard."""
+        """Return the key that orders settings from easy to hard."""
         return tuple(
             -settings[name[1:]] if name.startswith("-") else settings[name]
             for name in self.hardest

@@ -43,7 +43,7 @@ def format_within(value: float, low: float | None, high: float | None, sign: str
 
 
 def _num_decimals(low: float | None, high: float | None) -> int | None:
-    """Below 0 for tens and more; None without a width."""
+    """Return the decimals that an interval supports, below 0 for tens and more; None where it has no width."""
     if low is None or high is None or not high > low:
         return None
     half = (high - low) / 2

@@ -120,7 +120,7 @@ def _naming_the_remedy() -> Iterator[None]:
 
 
 def parse_results(path: Path) -> list[ResultRow]:
-    """As read_results, of a file that no command here could make again."""
+    """Read as read_results does, from a file that no command here could make again."""
     lines = read_json_lines(path)
     ending = last_record(lines)
     rows, sitting, imported = [], sitting_of(lines), ending.get(IMPORTED)
@@ -150,7 +150,7 @@ def started_at(path: Path) -> datetime | None:
 
 
 def begun(lines: JsonLines) -> datetime | None:
-    """As `started_at`."""
+    """Return when a results file was begun, as its last record says; None: it does not say."""
     started = last_record(lines).get("started")
     try:
         moment = datetime.fromisoformat(started) if isinstance(started, str) else None
@@ -160,7 +160,7 @@ def begun(lines: JsonLines) -> datetime | None:
 
 
 def sitting_of(lines: JsonLines) -> str:
-    """Empty if its last record does not say."""
+    """Return the sitting of a results file; empty where its last record does not say."""
     sitting = lines.objects[-1].get("sitting", "")
     return sitting if isinstance(sitting, str) else ""
 

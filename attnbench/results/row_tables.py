@@ -45,7 +45,7 @@ def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
 
 
 def table_of(folder: Path) -> Path:
-    """results.csv or results.csv.gz of a folder; the former if there is none."""
+    """Return results.csv or results.csv.gz of a folder; the former if there is none."""
     packed = folder / PACKED_TABLE
     return packed if packed.exists() else folder / TABLE
 

@@ -151,7 +151,7 @@ class ResultRow:
         return f"{self.sitting} {self.identity.environment}"
 
     def to_dict(self) -> dict[str, Any]:
-        """In the order of COLUMNS."""
+        """Return the row by the names and in the order of COLUMNS."""
         content: dict[str, Any] = {"schema": SCHEMA}
         # Without the copies of `asdict`: a table may have ten thousand rows.
         for part in (self.identity, self.measurement):

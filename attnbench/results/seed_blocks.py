@@ -22,7 +22,7 @@ class Block(NamedTuple):
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """None without the file."""
+    """Read the blocks of a file, none without it."""
     if not path.exists():
         return []
     blocks: list[Block] = []
@@ -55,6 +55,6 @@ def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> No
 
 
 def outside_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> list[int]:
-    """None for a plan without blocks."""
+    """Return the seeds outside of a plan's blocks; none for a plan without blocks."""
     own = [block for block in blocks if plan in block.plans]
     return [seed for seed in seeds if own and not any(block.first <= seed <= block.last for block in own)]

@@ -33,7 +33,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """With notes or a mark."""
+    """A cell with notes or a mark."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Table:
 
 
 def to_terminal(table: Table, width: int) -> RichTable:
-    """Without its notes."""
+    """Render a table without its notes for a terminal of this width."""
     title = Text(printable(table.title)) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     lines = [
@@ -95,7 +95,7 @@ def to_terminal(table: Table, width: int) -> RichTable:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """The notes stand below it."""
+    """Print a table to standard output, and its notes below it."""
     console = Console() if console is None else console
 
     def paragraph(text: str) -> None:
@@ -141,7 +141,7 @@ def _width(table: Table, width: int) -> int:
 
 
 def to_html(table: Table) -> str:
-    """For a notebook, which has its own styles: title, lead, table, notes."""
+    """Render a table as HTML for a notebook, which has styles of its own: title, lead, table, notes."""
     title = Markup("<p><strong>{}</strong></p>").format(printable(table.title)) if table.title else ""
     lead = Markup("<p>{}</p>").format(printable(table.lead)) if table.lead else ""
     head = Markup("").join(Markup("<th>{}</th>").format(printable(str(header))) for header in table.headers)
@@ -161,7 +161,7 @@ def _in_html(cell: TableCell) -> Markup:
 
 
 def to_markdown(table: Table) -> str:
-    """Its title as a heading, its lead, the table, its notes."""
+    """Render a table as Markdown: its title as a heading, its lead, the table, its notes."""
     marks = ["---" if index < table.num_labels else "--:" for index in range(len(table.headers))]
     cells = [
         list(map(str, table.headers)),
@@ -194,7 +194,7 @@ LATEX = str.maketrans(
 
 
 def to_latex(table: Table) -> str:
-    """With the rules of booktabs; its signs need amssymb."""
+    """Render a table as a LaTeX tabular, with the rules of booktabs; its signs need amssymb."""
 
     def line(cells: Iterable[str]) -> str:
         return f"{' & '.join(cells)} \\\\"
@@ -256,7 +256,7 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
 
 
 def cells_of(folder: Path) -> list[Path]:
-    """From its cells.txt."""
+    """List the cells of a run, from its cells.txt."""
     path = folder / "cells.txt"
     if not path.exists():
         return []

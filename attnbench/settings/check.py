@@ -239,5 +239,5 @@ def check_outputs_dir(name: str) -> None:
 
 
 def setting_of(word: str) -> str:
-    """GROUP.NAME of an override +GROUP.NAME=VALUE."""
+    """Return GROUP.NAME of an override +GROUP.NAME=VALUE."""
     return word.lstrip("+~").partition("=")[0]

@@ -128,7 +128,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def classes_of(mixers: Sequence[MixerSettings]) -> str:
-    """For tables: GatedDeltaNet+Window."""
+    """Return the different classes of the layers' mixers for tables: GatedDeltaNet+Window."""
     return "+".join(dict.fromkeys(mixer.target.rpartition(".")[2] for mixer in mixers))
 
 

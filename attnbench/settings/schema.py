@@ -322,7 +322,7 @@ class PlanSettings:
         return list(self.variants) if self.rank is None else self.rank
 
     def control_seeds(self, seeds: Sequence[int]) -> list[int]:
-        """None if nothing is tested."""
+        """Return the control's seeds; none if nothing is tested."""
         is_tested = self.reference is not None and self.ranked and len(seeds) > 1
         return [seed + CONTROL_SHIFT for seed in seeds] if is_tested else []
 

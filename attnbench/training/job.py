@@ -141,7 +141,7 @@ class Run(TrainedJob):
 
     @property
     def rerun(self) -> bool:
-        """Without a final checkpoint the training failed."""
+        """Rows without a final checkpoint: the training failed."""
         return self.settings.rerun or not checkpoint.is_final(self.checkpoints)
 
     @property
@@ -407,7 +407,7 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
 
 
 def budget(matched: Matched) -> Iterator[Measurement]:
-    """Cost of a model."""
+    """Measure the cost of a model."""
     flops, unknown = matched.flops_per_token, matched.flops_per_token is None
     status, reason = ("unsupported", UNCOUNTED) if unknown else ("ok", "")
     yield Measurement(metric="forward_flops_per_token", value=flops, unit="FLOP", status=status, reason=reason)
@@ -448,7 +448,7 @@ def hashed_model(model: ModelSettings, matched: Matched | None) -> dict[str, Any
 
 
 def mixer_options(mixers: Sequence[MixerSettings]) -> Any:
-    """A list by layer if layers differ."""
+    """The options of the mixer without its kernel; a list by layer if layers differ."""
     options = [{name: value for name, value in mixer.options.items() if name != "backend"} for mixer in mixers]
     return options[0] if all(other == options[0] for other in options) else options
 

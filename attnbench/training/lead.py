@@ -40,7 +40,7 @@ def check_ranks(settings: TrainSettings, ranks: Ranks) -> None:
 
 
 def shared_tensors(state: TrainState) -> list[Tensor]:
-    """In the same order on every rank."""
+    """Return all tensors of a state, in the same order on every rank."""
     moments = (state.first_moment, state.second_moment, state.update_count)
     return [*state.model.parameters(), *state.model.buffers(), *(x for kind in moments for x in kind.values())]
 

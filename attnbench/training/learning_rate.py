@@ -37,7 +37,7 @@ def learning_rates(settings: TrainSettings, num_steps: int, steps: range | None 
 
 
 def num_decay_steps(settings: TrainSettings, num_steps: int) -> int | None:
-    """None: a cosine."""
+    """Return the number of steps of the linear decay, outside the warm-up; None: a cosine."""
     if settings.decay_fraction is None:
         return None
     wanted = max(MIN_DECAY_STEPS, math.ceil(num_steps * settings.decay_fraction)) if settings.decay_fraction else 0

@@ -81,7 +81,7 @@ class MetricsLog:
 
 
 def _kept(path: Path, resume_step: int, num_rows: int | None) -> Iterator[dict[str, Any]]:
-    """Rows of the checkpoint's step may have followed it."""
+    """Yield the rows up to the checkpoint; rows of the same step may have followed it."""
     if not path.exists():
         if num_rows:
             log.warning(f"{path}: is gone, with its {num_rows} rows up to step {resume_step}")
@@ -216,7 +216,7 @@ def watched(items: Iterable[Item], total: int, tokens_per_item: int, description
 
 
 def short_number(value: float) -> str:
-    """Three significant digits and k, M or G: 123k."""
+    """Format with three significant digits and k, M or G: 123k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}"

@@ -103,7 +103,7 @@ def train_stack(members: Sequence[Member], *, precision: str, captured: bool = F
 
 
 def _advance(stack: "Stack", waiting: Sequence[Member]) -> Interrupted | None:
-    """Return an interruption."""
+    """Make one step of the waiting members; return an interruption."""
     reports, interrupted = stack.step(waiting), None
     # A hook may read several states.
     for member in waiting:
@@ -223,7 +223,7 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _Nats(nn.Module):
-    """For functional_call."""
+    """`batch_nats` as a module, for functional_call."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()

@@ -113,7 +113,8 @@ def with_precision(rows: list[ResultRow]) -> list[ResultRow]:
 
 
 def with_options_as_axes(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Trainings of 500 and of 1,500 steps are neither averaged nor compared."""
+    """Make differing options of an evaluation settings: trainings of 500 and of 1,500 steps are neither averaged nor
+    compared."""
     by_key: dict[Key, list[dict[str, Any]]] = {}
     for row in rows:
         options = row.measurement.settings.get(EVALUATION_OPTIONS)

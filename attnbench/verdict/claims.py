@@ -76,7 +76,7 @@ class ControlScores:
 def control_scores(
     control: ControlSettings, name: str, rate: float, scores: Sequence[float | None], chance: float
 ) -> ControlScores:
-    """`scores` are accuracies on search seeds."""
+    """Return the outcome of a control from its accuracies on search seeds."""
     chance = chance if control.scaled else 0.0
     return ControlScores(
         name=name,
@@ -273,7 +273,7 @@ def _figure(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) 
 
 
 def _scores(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> list[float]:
-    """In the order of seeds."""
+    """Return the scores of a variant in the order of seeds."""
     figure = _figure(contrast, variant, scored)
     seeds = sorted({seed for it in scored if it.evaluation == figure.evaluation for seed in it.values})
     missing = [seed for seed in seeds if seed not in figure.values]

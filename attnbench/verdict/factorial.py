@@ -30,7 +30,7 @@ Corner = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """In nats, negative if it helps, with its 95 % interval."""
+    """An effect in nats, negative if it helps, and its 95 % interval."""
 
     name: str
     """A part, or "gate × positions"; both names of two inseparable effects."""
@@ -52,7 +52,7 @@ class Factorial:
 
     @classmethod
     def of(cls, variants: Sequence[str], factors: Sequence[str]) -> "Factorial":
-        """Variants that name no corner are left out."""
+        """Read the corners from variants' names; other variants are left out."""
         named = [(name.split(SIGN)[0], frozenset(name.split(SIGN)[1:])) for name in variants]
         return cls(factors=list(factors), corners=[corner for corner in named if corner[1] <= set(factors)])
 

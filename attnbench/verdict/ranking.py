@@ -205,7 +205,7 @@ class Noise:
 
 
 def noise_floor(pairs: Sequence[Pair], *, in_looks: bool = False) -> list[Noise]:
-    """`in_looks`: the seeds came by plan.seeds=auto."""
+    """Return the noise floor of each primary metric; `in_looks`: the seeds came by plan.seeds=auto."""
     floors = []
     # Seeds that diverged count as chance, so the spread of their pairs is not noise.
     by_evaluation = grouped((pair for pair in pairs if not pair.failed), lambda pair: pair.evaluation)

@@ -145,7 +145,7 @@ class Figure:
 
     @property
     def has_range(self) -> bool:
-        """Seeds are shown one by one, and no interval."""
+        """True where seeds are shown one by one, and no interval."""
         return self.mean is not None and len(self.values) > 1 and (is_accuracy(self.metric) or self.is_of_few)
 
     @property
@@ -202,7 +202,7 @@ def figures(rows: Iterable[ResultRow], shared: Mapping[str, Mapping[str, str]] |
 
 
 def same_models(shared: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """As "flash is softmax in recall, copy"."""
+    """Name variants that are one model with another: "flash is softmax in recall, copy"."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for evaluation, first_by_name in shared.items():
         for pair in first_by_name.items():

@@ -147,7 +147,7 @@ class PairedTest(ABC):
 
 
 class Student(PairedTest):
-    """Assumes about normal differences."""
+    """Student's paired t-test; assumes about normal differences."""
 
     name = TEST_NAMES["nats"]
 
@@ -213,7 +213,7 @@ class Permutation(PairedTest):
         return max(self.one_sided(differences, -margin)[0], self.one_sided(differences, margin)[1])
 
     def ends(self, differences: Sequence[Any], level: float) -> tuple[float, float]:
-        """Infinite where no difference is rejected."""
+        """Return the ends of the interval at `level`; infinite where no difference is rejected."""
         equal_at = np.sort(self.equal_at(differences))
         rank = rank_of_end(1 - level, len(equal_at) + 1)
         return (float(equal_at[rank - 1]), float(equal_at[-rank])) if rank else (-math.inf, math.inf)

@@ -89,7 +89,7 @@ class AttentionPasses(Passes):
         super().__init__(call, (query, key, value), gradient[0] if gradient else None)
 
     def results(self, heads: Sequence[int]) -> list[Tensor]:
-        """(heads, T, K) each."""
+        """Return output and gradients of some heads, (heads, T, K) each."""
         return [by_head(self._exchanged(x), heads) for x in self.outcome()]
 
     def held_mib(self) -> float | None:

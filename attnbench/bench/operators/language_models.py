@@ -77,7 +77,7 @@ class Candidate:
         )
 
     def build(self) -> LanguageModel:
-        """The same model at every call."""
+        """Build a new model, the same at every call."""
         return build_model(
             self.matched.mixers,
             self.matched.model,

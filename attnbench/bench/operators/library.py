@@ -99,14 +99,14 @@ def _mamba2_inputs(shape: Shape, generator: torch.Generator, dtype: torch.dtype)
 
 
 def _retention_decay(value: Tensor) -> Tensor:
-    """(1, T, H), as in flash-linear-attention."""
+    """Return RetNet's constant decays, (1, T, H), as in flash-linear-attention."""
     head = torch.arange(value.shape[2], device=value.device, dtype=torch.float64)
     log_decay = torch.log1p(-(2.0 ** (-5.0 - head))).to(torch.promote_types(value.dtype, torch.float32))
     return log_decay.expand(1, value.shape[1], -1)
 
 
 def _mamba2_rates(step: Tensor) -> Tensor:
-    """-A of each head."""
+    """Return -A of each head."""
     return torch.linspace(1, 16, step.shape[2], device=step.device, dtype=step.dtype)
 
 

@@ -144,7 +144,7 @@ def _placed(recording: Recording) -> Iterator[tuple[str, str, float]]:
 
 
 def _path(event: Any) -> Iterator[Any]:
-    """The event and those around it, innermost first."""
+    """Yield the event and those around it, innermost first."""
     while event is not None:
         yield event
         event = event.cpu_parent

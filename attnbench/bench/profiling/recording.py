@@ -96,7 +96,7 @@ class Recording:
 
 
 def is_operator(event: Any) -> bool:
-    """Neither a kernel nor a label."""
+    """True for an operator of the profiler's events, false for a kernel and for a label."""
     return event.device_type == DeviceType.CPU and not event.is_user_annotation
 
 

@@ -64,7 +64,7 @@ class PermutationRule(Rule):
 
     @cached_property
     def table(self) -> Tensor:
-        """x ∘ s by the numbers of s and x."""
+        """Number of x ∘ s by the numbers of s and x."""
         number = {element: n for n, element in enumerate(self.elements)}
         return torch.tensor([[number[tuple(x[i] for i in s)] for x in self.elements] for s in self.elements])
 

@@ -137,7 +137,7 @@ def _in(metric: str, nats: float, lengths: Lengths) -> float:
 
 
 def _by_position(nats_N: Tensor, place: Place) -> Iterator[Measurement]:
-    """Buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
+    """Yield nats a character in the buckets 0, 1, 2-3, 4-7, ... of positions in the window."""
     position_N = torch.arange(len(nats_N)) % place.length
     start, stop = 0, 1
     while start < min(place.length, len(nats_N)):

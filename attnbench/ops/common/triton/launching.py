@@ -71,7 +71,7 @@ def foresee(
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """0 on a CPU, where no work is split."""
+    """Return the device's number of multiprocessors; 0 on a CPU, where no work is split."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 

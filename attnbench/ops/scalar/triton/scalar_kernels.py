@@ -64,7 +64,7 @@ def _store(values, pointer, row, STRIDE: tl.constexpr, column, num_rows, num_col
 
 @triton.jit
 def _gate(gate, row, head, num_rows, H: tl.constexpr, C: tl.constexpr, OTHER: tl.constexpr):
-    """OTHER beyond the end, and if the gate is None."""
+    """Load a number per position of a chunk; OTHER beyond the end, and if the gate is None."""
     positions = tl.arange(0, C)
     if gate is None:
         numbers = tl.full((C,), OTHER, tl.float32)
@@ -83,7 +83,7 @@ def _pair_decay(cumulative, C: tl.constexpr):
 
 @triton.jit
 def _pair_weight(writes, owns, C: tl.constexpr):
-    """w_j off the diagonal and o_i on it."""
+    """Return w_j off the diagonal and o_i on it."""
     rows = tl.arange(0, C)
     return tl.where(rows[:, None] == rows[None, :], owns[None, :], writes[:, None])
 

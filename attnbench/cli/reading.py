@@ -194,6 +194,9 @@ def stored_settings(folder: Path) -> RunSettings:
         if not isinstance(content, dict) or not {"resolved", "evaluations"} <= content.keys():
             raise UserError("it is empty or cut off, or of something else")
         del content["resolved"], content["evaluations"]
+        # A setting of earlier versions.
+        if content.get("match_by") == "feed_forward":
+            del content["match_by"]
         settings = read(RunSettings, content, given={"evaluations": []})
         settings.mixer = current_mixer(settings.mixer)
         check_names(settings)

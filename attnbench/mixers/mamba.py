@@ -37,7 +37,7 @@ class Mamba(MixerOptions):
     ceil(model.dim / 16). The output is y_t silu(gate), projected.
 
     Rates, time steps, their map, skip and convolution begin as published, projections as this bench does. The paper has
-    no feed-forward in its block (here model.feed_forward_width=0 with match_by=layers). It has none of the parts around
+    no feed-forward in its block (here model.feed_forward_width=0 and more layers). It has none of the parts around
     other mixers. A training keeps about five tensors of (B, T, state_width, C) in float32; its speed says nothing about
     Mamba's kernel.
     """

@@ -22,7 +22,7 @@ class Mamba2(StateSpace):
     q, k and v come through a short convolution and SiLU; d_t = softplus(step(x_t) + step_bias). a_t is at least
     exp(-MAX_FORGETTING).
 
-    The paper has N = 128 and no feed-forward in its block (here model.feed_forward_width=0 with match_by=layers); its
+    The paper has N = 128 and no feed-forward in its block (here model.feed_forward_width=0 and more layers); its
     convolution has a bias; it gates before one norm over all heads, here each head is normed before the gate.
     """
 

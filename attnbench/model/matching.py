@@ -1,5 +1,5 @@
-"""Matching of models across mixers: solves the feed-forward width or the number of layers for softmax's parameters or
-FLOPs, or a setting of the mixer for Gated DeltaNet's state."""
+"""Matching of models across mixers: solves the feed-forward width for softmax's parameters or FLOPs, or a setting of the
+mixer for Gated DeltaNet's state."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -27,8 +27,6 @@ STATE_REFERENCE = MixerSettings(
 TOLERANCE = 0.01
 STATE_TOLERANCE = 0.1
 """A state's size changes in steps of heads and channels."""
-LAYERS_TOLERANCE = 0.1
-"""A model's size changes in steps of a layer."""
 UNCOUNTED = "an unknown number of operations"
 
 
@@ -92,13 +90,12 @@ def match_model(
     model: ModelSettings,
     *,
     match: str,
-    match_by: str = "feed_forward",
     seq_len: int,
     vocabulary_size: int,
     num_logits: int | None = None,
     precision: str = "float32",
 ) -> Matched:
-    """Solve `feed_forward_width` within 1 % (in steps of 8 if possible), `num_layers` within 10 %, or mixers' states.
+    """Solve `feed_forward_width` within 1 % (in steps of 8 if possible), or mixers' states.
 
     Everything else is equal across mixers. A model without feed-forward has no width to solve and stays unmatched. With
     match=state each layer's mixer gets the setting whose memory is nearest Gated DeltaNet's in this model; see
@@ -107,29 +104,9 @@ def match_model(
     Args:
         mixers: one a layer, backends resolved.
         match: "params", "flops" (at `seq_len`), "state" or "none".
-        match_by: "feed_forward" or "layers", what "params" and "flops" solve; layers must have the same mixer.
         num_logits: positions of a sequence at which logits are read; None: all.
         precision: of the training, for `state_bytes`.
     """
-    if match_by == "layers" and match not in ("params", "flops"):
-        raise UserError(f"match_by=layers: match={match} leaves the number of layers as it is; match=params or flops")
-    if match_by == "layers" and any(mixer != mixers[0] for mixer in mixers):
-        raise UserError(
-            "match_by=layers: the layers have different mixers, so none can be added; match_by=feed_forward"
-        )
-
-    def built(layers: Sequence[MixerSettings]) -> LanguageModel:
-        return build_meta(layers, replace(model, num_layers=len(layers)), vocabulary_size=vocabulary_size)
-
-    def measure(candidate: LanguageModel, width: int = model.feed_forward_width) -> float:
-        size = _size(candidate, width, seq_len, num_logits)
-        if match != "flops":
-            return size.parameters
-        if size.flops_per_token is None:
-            names = ", ".join(dict.fromkeys(mixer.name for mixer in mixers))
-            raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
-        return size.flops_per_token
-
     # Softmax's counts do not depend on heads; one head fits every width.
     alike = replace(model, head_width=model.dim)
     softmax = build_meta([REFERENCE] * model.num_layers, alike, vocabulary_size=vocabulary_size)
@@ -140,16 +117,24 @@ def match_model(
     layers, mismatch, values = list(mixers), None, []
     if match == "state":
         layers, mismatch, values = _match_states(mixers, model)
-    if match_by == "layers":
-        layers = layers[:1] * solve_layers(lambda number: measure(built(layers[:1] * number)), target, match)
-    chosen = built(layers)
-    if match_by == "feed_forward" and match in ("params", "flops") and width:
-        width = solve_width(lambda candidate: measure(chosen, candidate), target, match)
+    chosen = build_meta(layers, model, vocabulary_size=vocabulary_size)
+
+    def measure(width: int) -> float:
+        size = _size(chosen, width, seq_len, num_logits)
+        if match != "flops":
+            return size.parameters
+        if size.flops_per_token is None:
+            names = ", ".join(dict.fromkeys(mixer.name for mixer in mixers))
+            raise UserError(f"match=flops: the model of {names} has {UNCOUNTED}; match=params or none")
+        return size.flops_per_token
+
+    if match in ("params", "flops") and width:
+        width = solve_width(measure, target, match)
     size = _size(chosen, width, seq_len, num_logits)
     return Matched(
         mixers=layers,
-        model=replace(model, feed_forward_width=width, num_layers=len(layers)),
-        match=match if match == "state" or match_by == "layers" or model.feed_forward_width else "none",
+        model=replace(model, feed_forward_width=width),
+        match=match if match == "state" or model.feed_forward_width else "none",
         parameters=size.parameters,
         reference_parameters=reference.parameters,
         num_branches=chosen.num_branches,
@@ -196,20 +181,6 @@ def solve_width(measure: Callable[[int], float], target: float, match: str, refe
         f"match={match}: the nearest this mixer comes to {reference}'s {target:,.0f} is {measure(width):,.0f} "
         f"({mismatch:+.1%}, feed_forward_width {width}), over the 1 % allowed; make the mixer smaller or set match=none"
     )
-
-
-def solve_layers(measure: Callable[[int], float], target: float, match: str) -> int:
-    """Return the number of layers whose measure, linear in it, is nearest the target."""
-    smallest = measure(1)
-    number = max(1, 1 + round((target - smallest) / (measure(2) - smallest)))
-    mismatch = measure(number) / target - 1
-    if abs(mismatch) > LAYERS_TOLERANCE:
-        raise UserError(
-            f"match_by=layers: the nearest this mixer comes to {REFERENCE.name}'s {target:,.0f} by match={match} is "
-            f"{measure(number):,.0f} ({mismatch:+.1%}, num_layers {number}), over the 10 % allowed; give a model of "
-            "more layers, or match_by=feed_forward"
-        )
-    return number
 
 
 def _match_states(

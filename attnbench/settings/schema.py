@@ -195,7 +195,6 @@ class RunSettings:
     outputs_dir: str
     rerun: bool = False
     match: str = setting(choices=MATCHES)
-    match_by: str = setting("feed_forward", choices=("feed_forward", "layers"))
 
 
 CONTRASTS = ("existence", "difference", "best_of", "value", "order")

@@ -429,7 +429,6 @@ def matched_model(
         device_type=device.type,
         precision=precision,
         match=settings.match,
-        match_by=settings.match_by,
         seq_len=settings.seq_len,
         vocabulary_size=corpus.vocabulary_size,
     )

@@ -190,6 +190,12 @@ def test_a_folder_without_a_finished_training_is_an_error(folder, monkeypatch, c
     assert "has no finished training" in capsys.readouterr().err
 
 
+def test_a_run_of_an_earlier_version_is_evaluated(folder, monkeypatch):
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + "match_by: feed_forward\n")
+    assert evaluate(monkeypatch, folder) is None
+
+
 def test_a_checkpoint_that_is_removed_meanwhile_is_one_line_and_results_stay(folder, monkeypatch, capsys):
     assert evaluate(monkeypatch, folder) is None
     before = {path: path.read_bytes() for path in folder.glob("results/*")}

@@ -203,20 +203,6 @@ def test_an_impossible_match_says_how_near_one_can_come():
     assert unmatched.parameters > unmatched.reference_parameters
 
 
-@pytest.mark.parametrize("match", ["params", "flops"])
-def test_a_budget_is_matched_by_the_number_of_layers(match):
-    model = ModelSettings(name="deep", dim=64, num_layers=12, head_width=32, feed_forward_width=48)
-    how = {"match": match, "match_by": "layers", "seq_len": 64, "vocabulary_size": 30}
-    matched = match_model([mixer_settings("softmax", output_gate="silu")] * 12, model, **how)
-    built = build_meta(matched.mixers, matched.model, vocabulary_size=30)
-    assert len(built.layers) == matched.model.num_layers == len(matched.mixers) < 12
-    assert matched.model.feed_forward_width == 48
-    assert abs(matched.parameters / matched.reference_parameters - 1) <= 0.1
-    assert f"match={match}" in matched.statement("gated")
-    assert f"{len(built.layers)} layers" in matched.statement("gated")
-    assert match_model([REFERENCE] * 12, model, **how).model == model
-
-
 def test_parts_around_a_mixer_count_in_its_parameters():
     model = ModelSettings(name="two", dim=64, num_layers=2, head_width=32, feed_forward_width=48)
     how = {"seq_len": 64, "vocabulary_size": 30, "match": "none"}
@@ -230,29 +216,6 @@ def test_parts_around_a_mixer_count_in_its_parameters():
     turned = match_model([mixer_settings("linear", rotary_theta=100.0)] * 2, model, **how)
     assert turned.parameters == plain.parameters
     assert turned.flops_per_token == plain.flops_per_token
-
-
-def test_layers_that_cannot_be_matched_say_why():
-    model = ModelSettings(name="thin", dim=64, num_layers=1, head_width=32, feed_forward_width=8)
-    gated, how = mixer_settings("softmax", output_gate="silu"), {"seq_len": 64, "vocabulary_size": 30}
-    with pytest.raises(UserError, match=r"match_by=layers: the nearest .* \(\+\d+\.\d%, num_layers 1\), over the 10 %"):
-        match_model([gated], model, match="params", match_by="layers", **how)
-    with pytest.raises(UserError, match="match_by=layers: match=state leaves"):
-        match_model([gated], model, match="state", match_by="layers", **how)
-    two = dataclasses.replace(model, num_layers=2)
-    with pytest.raises(UserError, match="match_by=layers: the layers have different mixers"):
-        match_model([gated, REFERENCE], two, match="params", match_by="layers", **how)
-
-
-def test_a_run_is_matched_by_layers(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-    words = ["attn=softmax", "attn.output_gate=silu", "experiment=demo", "device=cpu", "data=text", f"data.path={path}"]
-    words += ["model.num_layers=12", "seq_len=16"]
-    plain, by_layers = (prepare(compose([*words, *more])) for more in ([], ["match_by=layers"]))
-    assert len(by_layers.builder()().layers) == by_layers.record().model.num_layers == 11
-    assert plain.config_hash != by_layers.config_hash
-    assert plain.config_hash == prepare(compose([*words, "match_by=feed_forward"])).config_hash
 
 
 WIDE = ModelSettings(name="wide", dim=64, num_layers=2, head_width=32, feed_forward_width=48)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from attnbench.comparison.program import Driver
-from attnbench.comparison.search import Found, programs_of, scores_of_probe
+from attnbench.comparison.search import Found, rate_and_scores, scores_of_probe
 from attnbench.comparison.variants import ByKind, by_kind
 from attnbench.comparison.workers import Stack, execute
 from attnbench.evals.runners.checkpoint import EvaluationJob, language_model_job
@@ -88,7 +88,7 @@ def _run_evaluations(run: Run, settings: RunSettings, kinds: ByKind) -> None:
     """Run the evaluations that need no checkpoint, and list their folders in the run's folder."""
     scores, found = [score for it in kinds.probes for score in scores_of_probe(settings, it)], Found()
     driver = Driver(rerun=settings.rerun, may_run=lambda job: True)
-    driver.run(programs_of(scores, lambda score: [settings.seed], found), _one_by_one)
+    driver.run([rate_and_scores(score, [settings.seed], found) for score in scores], _one_by_one)
     for reason in driver.failures.values():
         raise UserError(reason)
     jobs = [job for score in scores for job in found.scored[score.name]]

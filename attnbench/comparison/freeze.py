@@ -224,15 +224,16 @@ def _difference(then: Any, now: Any) -> str | None:
 def first_difference(then: Any, now: Any, where: str = "") -> tuple[str, Any, Any] | None:
     """Find the first entry in which two contents differ: its place and both values, MISSING for an absent one.
 
-    A later setting that is null or false is no difference, as in `identity.config_hash`, nor is a budget of another
-    cell.
+    A later or former setting that is null or false is no difference, as in `identity.config_hash`, nor is a budget of
+    another cell.
     """
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*then, *now]):
             inside = f"{where}.{name}".lstrip(".")
-            if name not in then and (now[name] is None or now[name] is False or BUDGETS.search(where)):
-                continue
             if name not in now or name not in then:
+                value = now.get(name, then.get(name))
+                if value is None or value is False or (name in now and BUDGETS.search(where)):
+                    continue
                 return inside, then.get(name, MISSING), now.get(name, MISSING)
             found = first_difference(then[name], now[name], inside)
             if found is not None:

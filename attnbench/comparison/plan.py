@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.comparison.coinciding import Shared, shared_jobs
 from attnbench.comparison.program import Answer, Driver, Execute, Failure, Program, ask_for, read_or_failure
-from attnbench.comparison.search import Found, Score, check_control, programs_of
+from attnbench.comparison.search import Found, Score, check_control, rate_and_scores
 from attnbench.comparison.variants import Compose, Variant, check_layers, resolve_variant
 from attnbench.evals.base import Evaluation
 from attnbench.evals.runners.probe import ProbeJob
@@ -137,7 +137,8 @@ class Comparison:
     def programs(self, found: Found) -> list[Program[None]]:
         """List the programs, in the order of the plan's evaluations."""
         order = self._order()
-        return programs_of(sorted(self.scores, key=lambda score: order[score.evaluation]), self.seeds_of, found)
+        scores = sorted(self.scores, key=lambda score: order[score.evaluation])
+        return [rate_and_scores(score, self.seeds_of(score), found) for score in scores]
 
     def carry_out(self, driver: Driver, found: Found, execute: Execute | None = None) -> bool:
         """Run the positive controls, and the programs unless one failed; tell if none did."""

@@ -67,8 +67,6 @@ class Score:
     full."""
     corpus: str | None = None
     """The corpus, where the plan has several."""
-    source: "Score | None" = None
-    """The neighbouring task whose rate this one uses; None: it searches."""
 
     @property
     def metric(self) -> str:
@@ -232,34 +230,16 @@ def check_control(score: Score, control: ControlSettings, found: Found) -> Progr
     found.controls.append(control_scores(control, score.name, choice.chosen, scores, score.chance))
 
 
-def programs_of(
-    scores: Sequence[Score], seeds_of: Callable[[Score], Sequence[int]], found: Found
-) -> list[Program[None]]:
-    """Return a program for each learning rate: its search, and the scores at it."""
-    return [
-        rate_and_scores([one for one in scores if score in (one, one.source)], seeds_of, found)
-        for score in scores
-        if score.source is None
-    ]
-
-
-def rate_and_scores(alike: Sequence[Score], seeds_of: Callable[[Score], Sequence[int]], found: Found) -> Program[None]:
-    """Search the rate of a score, and train what is scored at it.
-
-    Args:
-        alike: the score and those that take its rate over.
-    """
-    [searched] = [score for score in alike if score.source is None]
+def rate_and_scores(score: Score, seeds: Sequence[int], found: Found) -> Program[None]:
+    """Search the rate of a score, and train the scored seeds at it."""
     try:
-        choice = yield from search(searched)
+        choice = yield from search(score)
     except Undecided as reason:
-        found.undecided |= dict.fromkeys((score.name for score in alike), reason)
+        found.undecided[score.name] = reason
         return
-    for score in alike:
-        own = {"settings": dict(score.settings), "taken_from": dict(searched.settings)}
-        found.choices[score.name] = choice if score is searched else replace(choice, **own)
-        found.scored[score.name] = [score.at(choice.chosen, seed, None) for seed in seeds_of(score)]
-    yield [job for score in alike for job in found.scored[score.name]]
+    found.choices[score.name] = choice
+    found.scored[score.name] = [score.at(choice.chosen, seed, None) for seed in seeds]
+    yield found.scored[score.name]
 
 
 def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[float]:
@@ -368,7 +348,7 @@ def score_of_training(
 def scores_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num_seeds: int = 1) -> list[Score]:
     """Return the scores of a probe, one a task."""
     probe, jobs = prepare_probe(settings, evaluation)
-    scores = [
+    return [
         Score(
             name=job.task_label,
             variant=job.settings.mixer.name,
@@ -381,8 +361,3 @@ def scores_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num_s
         )
         for job in jobs
     ]
-    for score, job in zip(scores, jobs, strict=True):
-        source = probe.rate_source(job.task)
-        if source is not None:
-            score.source = next(other for other in scores if other.settings == source.settings)
-    return scores

@@ -180,10 +180,6 @@ class Probe(Evaluation, ABC):
         """Return the probe narrowed to each model that it trains; each has its own learning rate."""
         return [self]
 
-    def rate_source(self, task: "Probe") -> "Probe | None":
-        """Return another task whose rate this one takes over; None: it searches."""
-        return None
-
     @property
     def settings(self) -> dict[str, Any]:
         """Axes that tell a task from the probe's others, in all its rows: {"delay": 4}."""

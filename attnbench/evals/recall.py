@@ -66,7 +66,7 @@ class Recall(CellProbe):
         return {"vocabulary_size": self.vocabulary_size, **filler}
 
     def content(self) -> dict[str, Any]:
-        apart = ("preset", "cells", "widths", "num_train", "budgets", "filler", "reuse_rate")
+        apart = ("preset", "cells", "widths", "num_train", "budgets", "filler")
         content = {name: value for name, value in super().content().items() if name not in apart}
         cell = {"length": self.cells[0][0], "pairs": self.pairs} if self.mixture is None else {}
         return {**content, **cell, **self._form}

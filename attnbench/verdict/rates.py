@@ -39,7 +39,8 @@ class Choice:
     chosen: float
     at_edge: bool
     """The chosen rate is an end of the widened grid."""
-    taken_from: dict[str, Any] | None = None
+    taken_from: None = None
+    """Entry of comparison.json that nothing sets any more."""
 
 
 def rate_window(scores: Scores, *, higher_is_better: bool) -> float | None:

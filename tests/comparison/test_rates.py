@@ -22,7 +22,6 @@ from attnbench.comparison.search import (
     score_of_training,
     scores_of_probe,
 )
-from attnbench.evals.recall import Recall
 from attnbench.results.job import Job, identity
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
@@ -75,10 +74,10 @@ def rounds(score: Score) -> Iterator[list[Job]]:
         return
 
 
-def recorded(*alike: Score, seeds: tuple[int, ...] = ()) -> tuple[Found, list[Job]]:
+def recorded(score: Score, seeds: tuple[int, ...] = ()) -> tuple[Found, list[Job]]:
     """Return the outcome of the existing results, and the trainings that were asked for."""
     found, driver = Found(), Driver()
-    driver.run([rate_and_scores(alike, lambda score: seeds, found)])
+    driver.run([rate_and_scores(score, seeds, found)])
     return found, [*driver.asked.values()]
 
 
@@ -105,7 +104,6 @@ def test_the_best_rate_is_chosen_and_what_each_reached_is_kept(tmp_path):
     found = chosen(settings, 0.2, 0.5, 0.9, None)
     assert found.chosen == 3e-2
     assert not found.at_edge
-    assert found.taken_from is None
     assert found.grid == GRID
     assert found.scores == {"0.003": 0.2, "0.01": 0.5, "0.03": 0.9, "0.1": None}
     assert (found.variant, found.evaluation) == ("softmax", "recall")
@@ -232,24 +230,6 @@ def test_a_single_rate_is_not_searched(tmp_path):
     assert (found.chosen, found.scores, found.at_edge) == (1e-2, {}, False)
 
 
-def test_a_neighbour_s_rate_is_taken_over_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.evals.lib.recall_cells.RATE_FROM", {(16, 2): (8, 2)})
-    settings = searched(tmp_path, recall_cells=[[16, 2], [8, 2]], recall_reuse_rate=True)
-    first, second = searches(settings)
-    assert (first.source, second.source) == (second, None)
-    for cells in rounds(second):
-        for cell in cells:
-            write(cell, "selection", {1e-2: 0.9, 3e-2: 0.5}.get(cell.train.learning_rate, 0.1))
-    found, asked = recorded(first, second)
-    assert sorted(cell.train.learning_rate for cell in asked) == GRID
-    of_neighbour, own = found.choices[second.name], found.choices[first.name]
-    assert own.chosen == of_neighbour.chosen == 1e-2
-    assert own.settings["sequence_length"] == 16
-    assert own.taken_from == of_neighbour.settings == {"sequence_length": 8, "width": 16, "num_pairs": 2}
-    assert of_neighbour.taken_from is None
-    assert own.scores == of_neighbour.scores
-
-
 def test_a_search_without_results_is_an_error_that_names_it(tmp_path):
     settings = searched(tmp_path)
     [search] = searches(settings)
@@ -344,14 +324,3 @@ def test_of_language_models_the_best_in_full_has_both_neighbours_in_full(
     found = choice_of(search)
     assert (found.chosen, found.at_edge) == (chosen, at_edge)
     assert {float(rate) for rate in found.scores} == set().union(*stages)
-
-
-def test_the_probe_at_published_sizes_reuses_one_rate_if_told(tmp_path):
-    assert Recall.smoke["learning_rates"] == [1e-2]
-    settings = probe_settings(
-        tmp_path, name="recall", recall_preset="zoology", recall_cells=[[256, 16], [512, 64]], recall_reuse_rate=True,
-        recall_learning_rates=[3e-3, 1e-2],
-    )  # fmt: skip
-    first, second = searches(settings)
-    assert [cell.train.learning_rate for cell in recorded(first)[1]] == [3e-3, 1e-2]
-    assert second.source is first

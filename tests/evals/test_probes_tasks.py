@@ -479,19 +479,6 @@ def test_a_recall_model_has_one_head_and_no_feed_forward_unless_it_is_given_them
     assert (task.model.head_width, task.model.feed_forward_width) == (8, 24)
 
 
-def test_only_the_dear_cell_takes_over_a_rate_and_from_its_own_width():
-    probe = evaluation(
-        Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED), "widths": [64, 128], "reuse_rate": True}
-    )
-    tasks = probe.tasks()
-    sources = [probe.rate_source(task) for task in tasks]
-    assert [source and source.settings for source in sources] == [None, tasks[0].settings, None, tasks[2].settings]
-    alone = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": [[512, 64]], "reuse_rate": True})
-    assert alone.rate_source(alone.tasks()[0]) is None
-    searching = evaluation(Recall, **{**NULLS, "preset": "zoology", "cells": list(SELECTED)})
-    assert searching.rate_source(searching.tasks()[1]) is None
-
-
 NULLS = dict.fromkeys(
     ["cells", "widths", "vocabulary_size", "num_train", "num_test", "num_steps", "batch_size", "filler"]
 )

@@ -176,8 +176,3 @@ def test_the_rows_and_the_hash_of_a_mixture_name_its_cells(tmp_path):
     usual = probe_settings(tmp_path, name="recall")
     [plain] = prepare_probe(usual, usual.evaluations[0])[1]
     assert not {"mixture", "test_cells"} & plain.row_settings()[EVALUATION_OPTIONS].keys()
-
-
-def test_a_mixture_takes_over_no_rate():
-    own = task(reuse_rate=True)
-    assert own.rate_source(own) is None

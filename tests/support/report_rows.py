@@ -253,7 +253,6 @@ def _record(files: list[str]) -> dict[str, Any]:
             "rate_sensitivity": 0.031,
             "chosen": 0.01 if skill > 0.8 else 0.03,
             "at_edge": skill < 0.8,
-            "taken_from": {"width": 128} if evaluation == "recall" and skill < 0.8 else None,
         }
         for variant, skill in SKILL.items()
         for evaluation in ("copy", "recall")

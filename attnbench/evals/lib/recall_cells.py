@@ -12,7 +12,6 @@ from attnbench.evals.base import Probe
 from attnbench.evals.lib.recall_sizes import (
     BUDGETS,
     PRESETS,
-    RATE_FROM,
     batch_size,
     budget,
     check_cells,
@@ -48,7 +47,6 @@ class CellProbe(Probe, ABC):
         BUDGETS, "steps by preset and cell: ten times softmax's to 95 %; zoology_full: 64 epochs, as Arora et al."
     )
     batch_size: int | None = option(None, "sequences a step", minimum=1)
-    reuse_rate: bool = option(False, "true: (512,64) takes the rate of (256,16) at the same width, without a search")
     check_interval_steps: int | None = option(
         None, "steps between looks at validation data, whose rows then have rise_share; null: 20, later 100", minimum=1
     )
@@ -84,13 +82,6 @@ class CellProbe(Probe, ABC):
             for width in self.widths
             for cell in self.cells
         ]
-
-    def rate_source(self, task: Probe) -> Probe | None:
-        cell = RATE_FROM.get(tuple(task.settings.get(name) for name in LABEL))
-        if cell is None or not self.reuse_rate:
-            return None
-        wanted = {"width": task.settings["width"], **dict(zip(LABEL, cell, strict=True))}
-        return next((it for it in self.tasks() if it.settings == wanted), None)
 
     @property
     def parts(self) -> Sequence[Self]:

@@ -57,9 +57,6 @@ BUDGETS = {
 """The most steps by preset and cell: ten times the median over three search seeds that softmax with rotary positions
 takes to 95 %, in the comments."""
 
-RATE_FROM: dict[tuple[Any, Any], tuple[int, int]] = {(512, 64): (256, 16)}
-"""The cell with an expensive search, and the one whose rate it takes over with `reuse_rate`."""
-
 
 def batch_size(preset: str, length: int) -> int:
     sizes = BATCH_SIZES[preset]

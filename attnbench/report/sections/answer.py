@@ -125,7 +125,7 @@ def edge_lines(rates: Sequence[Choice]) -> list[str]:
         f"{', '.join(filter(None, (words.task(it.evaluation), words.where(it.settings))))}: {it.variant} did best at "
         f"{it.chosen:g}, at the edge of the rates tried; one beyond it may be better."
         for it in rates
-        if it.at_edge and it.taken_from is None
+        if it.at_edge
     ]
 
 

@@ -47,7 +47,7 @@ def rate_section(inputs: Inputs, primaries: Mapping[str, Primary], variants: Seq
     rates = inputs.protocol.rates or _used(inputs.rows)
     if not rates:
         return None
-    searched = [rate for rate in rates if len(rate.grid) > 1 and not rate.taken_from]
+    searched = [rate for rate in rates if len(rate.grid) > 1]
     pictures = []
     for evaluation, group in grouped(searched, lambda rate: rate.evaluation).items():
         primary = primaries.get(evaluation)
@@ -138,9 +138,7 @@ def _rates(rates: Sequence[Choice], *, is_searched: bool) -> Table:
 def _rate_line(rate: Choice) -> tuple[str, str, str]:
     """Return the task of a rate, the rate, and how it was found, with the mean validation scores of those tried."""
     task = ", ".join(filter(None, (words.task(rate.evaluation), words.where(rate.settings))))
-    if rate.taken_from:
-        found = f"that of {words.where(rate.taken_from)}"
-    elif len(rate.grid) > 1:
+    if len(rate.grid) > 1:
         scores = {**rate.after_an_epoch, **rate.scores}
         shown = [f"{name}: {'diverged' if it is None else f'{it:.3g}'}" for name, it in scores.items()]
         found = f"the best of {', '.join(shown)}"

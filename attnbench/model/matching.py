@@ -1,5 +1,5 @@
-"""Matching of models across mixers: solves the feed-forward width for softmax's parameters or FLOPs, or a setting of the
-mixer for Gated DeltaNet's state."""
+"""Matching of models: solves the feed-forward width for softmax's parameters or FLOPs, or a setting of the mixer for
+Gated DeltaNet's state."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

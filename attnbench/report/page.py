@@ -11,7 +11,7 @@ from attnbench.report.blocks import Block, Lines, Note, Picture, Pictures, Score
 from attnbench.report.charts import looks, style
 from attnbench.report.charts import vega as charts
 from attnbench.report.inputs import Inputs, read_inputs
-from attnbench.report.sections.answer import answer
+from attnbench.report.sections.answer import NOT_TESTED, answer
 from attnbench.report.sections.corpus_table import corpora_section
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.effects import effect_section
@@ -29,7 +29,7 @@ from attnbench.settings.paths import unlinked
 from attnbench.verdict.control import control_sentence
 
 HERE = Path(__file__).parent
-ON_FIRST_SCREEN = ("Not tested", "Seed by seed")
+ON_FIRST_SCREEN = (NOT_TESTED, "Seed by seed")
 """Parts of the answer that the first screen of a comparison without verdicts has in full."""
 MIXED_COMMITS = "Mixed commits: these numbers come from several versions of the source; see How it was made."
 

@@ -57,7 +57,7 @@ def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text
     assert "the variants differ in" not in page
     publish_comparison(folder, tmp_path / "published", title="Parts")
     published = (tmp_path / "published" / "README.md").read_text()
-    assert "\n- Not tested: Nothing is tested in this plan" in published
+    assert "\n- Nothing is tested in this plan" in published
     assert "\n## Effects of parts on nats a character\n" in published
     assert "\n| positions, gate | 0 of 2, " in published
     assert "odd+positions+gate: was not measured." in published

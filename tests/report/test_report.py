@@ -16,6 +16,7 @@ from jinja2 import UndefinedError
 from made_rows import inputs_of, row, rows_of
 from pages import ROOT
 from report_rows import CORPUS, EVALUATIONS, HOSTILE, PARTS, SKILL, write_experiment
+from rich.console import Console
 from scripts_here import run_here
 from small import identity_of
 
@@ -40,7 +41,15 @@ from attnbench.report.charts.plots import chance_text, describe, missing_text, p
 from attnbench.report.charts.style import to_png, to_svg
 from attnbench.report.inputs import about, read_inputs
 from attnbench.report.page import pictures_of, write_report, write_sections
-from attnbench.report.sections.answer import NO_PRIMARY, NO_REFERENCE, NOT_SCORED, UNFINISHED, answer, sentences
+from attnbench.report.sections.answer import (
+    NO_PRIMARY,
+    NO_REFERENCE,
+    NOT_SCORED,
+    NOT_TESTED,
+    UNFINISHED,
+    answer,
+    sentences,
+)
 from attnbench.report.sections.differences import difference_section
 from attnbench.report.sections.scores import score_table
 from attnbench.report.sections.surroundings import ACTIVATION, equal_parts, surroundings, surroundings_table
@@ -56,7 +65,7 @@ from attnbench.report.terminal import print_comparison
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.row_tables import read_csv, write_csv
 from attnbench.results.rows import DEVICE, MIXER_OPTIONS, Measurement
-from attnbench.results.tables import Table, TableCell
+from attnbench.results.tables import Table, TableCell, print_table
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import SELECTION_SEED
 from attnbench.verdict.rates import Choice
@@ -422,6 +431,11 @@ def test_timings_are_shown_over_a_reference_and_not_ranked_where_that_was_slowed
     table = score_table(summary(inputs.figures, []))
     best = [line[0] for line in table.lines if isinstance(line[1], TableCell) and line[1].mark == "best"]
     assert best == ([] if is_slowed else ["linear"])
+    # On a narrow terminal a ratio and its number stand on lines of their own, both whole.
+    with (console := Console(width=40)).capture() as narrow:
+        print_table(table, console)
+    assert max(map(len, narrow.get().splitlines())) <= 40
+    assert {word for line in table.lines for cell in line[1:] for word in str(cell).split()} <= {*narrow.get().split()}
 
 
 def test_times_without_a_reference_are_not_ranked_and_times_and_memory_name_their_batch(tmp_path):
@@ -472,8 +486,10 @@ def test_an_evaluation_that_declares_no_plots_is_drawn_along_its_axis_of_most_nu
 
 def test_a_few_seeds_that_are_not_tested_are_shown_seed_by_seed():
     rows = [*rows_of("softmax", 0.5, 0.25, 0.75), *rows_of("linear", 0.5, 0.5, 0.13)]
-    given = answer(inputs_of(rows, ["softmax", "linear"], rank=[], descriptive=["Nothing is tested."]))
-    assert given["Not tested"] == ["Nothing is tested."]
+    inputs = inputs_of(rows, ["softmax", "linear"], rank=[], descriptive=["Nothing is tested."])
+    given = answer(inputs)
+    assert given[NOT_TESTED] == ["Nothing is tested."]
+    assert "Nothing is tested." in sentences(inputs)
     (line,) = given["Seed by seed"]
     assert line.endswith(
         ": softmax 50 % (seeds 50, 25, 75); linear 38 % (50, 50, 13). Seeds of softmax overlap with those of linear."

@@ -22,7 +22,6 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 STATIC_WIDTH = 640
 LEGEND_LIMIT = 150
 PUBLISHED_NAME = "window.vegaEmbed = vegaEmbed;"
-"""End of the page's script, by which the page finds the rest of it."""
 
 PARTS = ("#56B4E9", "#E69F00", "#1BBF92", "#DB93BA", "#F0E442", "#EE7A33", "#B8B6AE", "#E3E1DA")
 """Colours of the parts of a whole, in order; light enough for dark text on any page."""

@@ -33,6 +33,7 @@ LEFT_OUT = (
     "A variant is left out if another with no more state, or guessing, is as good within the margin. By means, not "
     "tested."
 )
+NOT_TESTED = "Not tested"
 UNFINISHED = "The plan is not finished: verdicts are on the finished runs and may change."
 NO_PRIMARY = "Nothing is compared: no evaluation here has a primary metric, on which verdicts are based."
 NO_REFERENCE = "Nothing is compared: more than {} variants need a reference, which a plan names (plan.reference)."
@@ -44,7 +45,7 @@ def answer(inputs: "Inputs") -> dict[str, list[str]]:
     the answer."""
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
-    described = {"Not tested": list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
+    described = {NOT_TESTED: list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
     unscored = {} if protocol.descriptive else {"No verdict": [unscored_reason(inputs)]}
     lines = {
         **corpora_lines(verdicts),
@@ -71,7 +72,7 @@ def sentences(inputs: "Inputs") -> list[str]:
     said = failure_lines(inputs.protocol.failures)
     said += [f"{line}: one model, run once." for line in same_models(inputs.protocol.shared)]
     said.append(EQUAL + equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates))
-    said += [f"{term}: {sentence}" for term, group in answer(inputs).items() for sentence in group]
+    said += [it if term == NOT_TESTED else f"{term}: {it}" for term, group in answer(inputs).items() for it in group]
     return list(filter(None, [*said, control_sentence(inputs.control_verdicts)]))
 
 

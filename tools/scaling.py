@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from attnbench.bench.profiling.recording import Recording, is_operator, record, shortened
+from attnbench.machine.environment import source_commit
 from attnbench.results.row_files import read_results
 from attnbench.training.log import read_metrics
 
@@ -82,6 +83,9 @@ machine/group.py. With one bucket the reduction follows the backward pass."""
 LAST_WORDS = ("processes has ended", "stopped at step")
 """In the line of a process whose peer was killed: the second after torchrun's signal, which may come first."""
 NUM_KERNELS, PROFILED_STEPS = 15, 3
+LOSSES_RATE = 1e-4
+"""Learning rate of the losses. At 2e-3 Adam's first steps, whose size hardly depends on the gradient, amplify rounding:
+on two H200 losses then differ by 0.013 (flash) and 0.0001 (gated_deltanet) within 60 steps, at 1e-4 by 5e-7."""
 LEAST_SECONDS, MOST_SECONDS = 30, 150
 """Time without which no command is begun; time after which one that hangs is ended."""
 
@@ -111,13 +115,14 @@ class Measured:
         drawn = random.Random(0)
         words = ["".join(drawn.choices("abcdefghijklmnopqrstuvwxyz", k=drawn.randint(2, 9))) for _ in range(5_000)]
         self.text.write_text(" ".join(drawn.choices(words, k=20_000 if self.tiny else 2_000_000)) + "\n")
-        self.say("machine", device=name, size=self.size, torch=torch.__version__, tiny=self.tiny)
+        commit, _ = source_commit(ROOT)
+        self.say("machine", device=name, size=self.size, torch=torch.__version__, commit=commit, tiny=self.tiny)
 
     def say(self, part: str, **values: Any) -> None:
         """Print a line and keep it."""
         self.lines.append({"part": part, **values})
         (self.folder / "scaling.json").write_text(json.dumps(self.lines, indent=1) + "\n")
-        kernels = values.pop("kernels", [])
+        kernels, _ = values.pop("kernels", []), values.pop("differences", None)
         print(f"{part:<9}", *(f"{name} {_short(value)}" for name, value in values.items()), flush=True)
         for kernel in kernels:
             print(f"{'':<9} {kernel['milliseconds']:8.3f} ms {kernel['calls']:5.0f} × {kernel['name']}", flush=True)
@@ -284,6 +289,7 @@ def apart(measured: Measured) -> None:
 def losses(measured: Measured) -> None:
     # On one GPU micro-batches of one GPU's share, which are compiled once for both.
     exact = ["train.precision=float32", "train.log_interval_steps=1", "train.micro_batch_size=4"]
+    exact.append(f"train.learning_rate={LOSSES_RATE}")
     exact += TINY if measured.tiny else ["seq_len=512"]
     found = []
     for size in (1, measured.size):
@@ -293,7 +299,8 @@ def losses(measured: Measured) -> None:
         found.append(_losses(outputs))
     for mixer, values in found[0].items():
         differences = [abs(one - other) for one, other in zip(values, found[1][mixer], strict=True)]
-        measured.say("losses", mixer=mixer, steps=len(values), last=values[-1], largest_difference=max(differences))
+        values = {"steps": len(values), "last": values[-1], "largest_difference": max(differences)}
+        measured.say("losses", mixer=mixer, rate=LOSSES_RATE, **values, differences=differences)
 
 
 def killed(measured: Measured) -> None:

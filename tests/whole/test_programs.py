@@ -7,6 +7,7 @@ import sys
 import pytest
 from host_memory import BPE, MAX_GROWTH_MIB, SETTLED, measured, training_figures
 from scaling import ONE_BUCKET, shares
+from scaling_page import main as write_scaling_page
 from small import python_path
 
 from attnbench.results.row_files import read_results
@@ -107,6 +108,13 @@ def test_the_kernels_that_ask_for_most_fit_into_shared_memory(capability, proble
 def test_a_reduction_beside_kernels_of_other_streams_is_overlapped():
     kernels = [("gemm", 0, 10), ("norm", 8, 12), ("ncclDevKernel_AllReduce_Sum_f32", 9, 14), ("adamw", 16, 20)]
     assert shares(kernels) == {"whole": 20, "idle": 2, "reduction": 5, "reduction_overlapped": 3}
+
+
+def test_the_page_of_several_gpus_is_made_of_its_measurements(root, tmp_path):
+    published = root / "docs/results/scale-h200"
+    write_scaling_page([str(tmp_path), str(published / "scaling.json")])
+    for name in ("README.md", "scaling.json"):
+        assert (tmp_path / name).read_text() == (published / name).read_text()
 
 
 @pytest.mark.slow

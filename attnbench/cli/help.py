@@ -22,7 +22,6 @@ def help_text(command: str, values: Mapping[str, Any], hydra_config: Any) -> str
 
     Args:
         values: the composed configuration, without Hydra's node.
-        hydra_config: Hydra's node.
     """
     # The first folder has the command's yaml.
     folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]

@@ -33,7 +33,7 @@ class AttnbenchConfig(PretrainedConfig):
         norm: of the residual stream, layer or none for RMS norm.
         untied: the logits have weights of their own.
         mixers: one per layer, {"class": "GatedDeltaNet", "options": {...}}, with all options of its constructor.
-        trained_length: number of positions of training sequences.
+        trained_length: positions of training sequences.
     """
 
     model_type = "attnbench"

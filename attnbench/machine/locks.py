@@ -59,10 +59,8 @@ def lock_path(device: "torch.device") -> Path:
 def folder_lock(folder: Path, *, waits: bool) -> Iterator[None]:
     """Hold a folder that exists, so that no other process writes into it. Not reentrant.
 
-    The operating system frees the lock when the process ends; the text of a dead owner in the file does not block.
-
-    Args:
-        waits: for another process that holds the folder; otherwise that is an error.
+    The operating system frees the lock when the process ends; the text of a dead owner in the file does not block. With
+    `waits` it waits for another process that holds the folder; otherwise that is an error.
 
     Raises:
         OSError: the file system cannot be written, or has no locks.

@@ -114,14 +114,11 @@ class Job(ABC):
 
 def run_jobs(jobs: Sequence[Job], *, shares_device: bool = False, waits: bool = True) -> None:
     """Run the jobs of one folder that have no results, in order. The `failure` of a job is raised after all have
-    written their rows.
+    written their rows. Raises Interrupted if a signal asked to stop, and the state is kept.
 
     Args:
         shares_device: other jobs run on the device at the same time; nothing is timed.
         waits: for another process that holds the folder; otherwise that is an error.
-
-    Raises:
-        Interrupted: a signal asked to stop, and the state is kept.
     """
     with ExitStack() as held:
         held.enter_context(recording(jobs[0].folder, waits=waits))

@@ -35,12 +35,10 @@ def write_page(
     files: Mapping[str, str] | None = None,
     is_packed: bool = False,
 ) -> None:
-    """Write a published page.
+    """Write a published page; other files in `target` stay.
 
     Args:
-        target: docs/results/<table>-<machine>; its other files stay.
         parts: paragraphs of Markdown and tables; empty ones are left out.
-        rows: of results.csv.
         environments: by fingerprint, each written as environment-<fingerprint>.json.
         files: further texts by file name.
         is_packed: write results.csv.gz.

@@ -19,12 +19,8 @@ from attnbench.training.step import StepReport
 
 
 def follow(group: Group, settings: RunSettings) -> None:
-    """Take part in every training of one job of rank 0.
-
-    Raises:
-        Interrupted: rank 0 has ended the command.
-        LostError: another process has ended; it is printed to standard error.
-    """
+    """Take part in every training of one job of rank 0. Raises Interrupted if rank 0 has ended the command, LostError
+    if another process has ended."""
     try:
         if group.backend == "nccl":
             settings = replace(settings, device=f"cuda:{group.rank}")

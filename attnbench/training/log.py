@@ -55,12 +55,7 @@ class MetricsLog:
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write `step`, `tokens` and other numbers or texts.
-
-        Raises:
-            ValueError: there is no `step`.
-            TypeError: a value is neither number, text, bool nor None.
-        """
+        """Write `step`, which must be there, `tokens` and other numbers or texts. Raises ValueError and TypeError."""
         self._file.write(self._line(row))
 
     def _line(self, row: dict[str, Any]) -> str:

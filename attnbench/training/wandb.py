@@ -47,7 +47,7 @@ class WandbMirror:
 
     Args:
         root: parent folder of wandb/.
-        folder: the mirrored folder, which identifies the run; its offline copy that was not uploaded is replaced.
+        folder: identifies the run; its offline copy that was not uploaded is replaced.
         resume: the run continues from a checkpoint; `replay` then gives the earlier rows.
 
     Attributes:

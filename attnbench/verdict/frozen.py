@@ -32,8 +32,7 @@ def frozen_sentence(
 
     Args:
         freeze: content of freeze.json, or None. Another format raises KeyError, TypeError or ValueError.
-        rows: rows of all scored seeds, with the control's.
-        family: the pairs that are judged.
+        rows: of all scored seeds, with the control's.
         protocols: rules of the latest run by evaluation; see `results.protocol`.
         first_scored: start of the first scored or timed run; None: unknown.
         committed: first commit with this freeze.json, and its date.

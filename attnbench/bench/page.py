@@ -67,7 +67,6 @@ def print_tables(folders: Sequence[Path]) -> None:
 
 
 def write_page(folders: Sequence[Path], target: Path, *, title: str, note: str = "") -> None:
-    """Write README.md, results.csv and environments of runs of one bench."""
     runs = list(_measured(folders))
     if len(runs) != 1 or not runs[0].rows:
         names = ", ".join(measured.name for measured in runs)
@@ -134,7 +133,6 @@ def _measured(folders: Sequence[Path]) -> Iterator[Measured]:
 
 
 def _missing(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Yield the cells that an interrupted run has not finished."""
     bench = build(config["target"], config["options"], Bench, group="bench")
     for index, cell in enumerate(bench.cells()):
         if not results_file(folder, config["name"], f"{index:04}").exists():

@@ -38,7 +38,6 @@ ComposeMixers = Callable[[Sequence[str] | None], list[MixerSettings]]
 
 
 def run_bench(settings: BenchSettings, compose_mixers: ComposeMixers) -> Path:
-    """Measure the missing cells, logging each line as it comes; return the folder."""
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.precision, device.type, setting="precision")
     bench = build(settings.target, settings.options, Bench, group="bench")

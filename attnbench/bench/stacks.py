@@ -114,7 +114,6 @@ class StacksBench(TimedBench):
 def _member(
     mixer: MixerSettings, size: ModelSettings, settings: dict[str, Any], seed: int, conditions: Conditions
 ) -> Member:
-    """Build a training with its own weights, tokens and learning rate."""
     device = conditions.device
     built = build_model(
         [mixer] * size.num_layers, size, vocabulary_size=settings["vocabulary_size"], seed=seed, device=device

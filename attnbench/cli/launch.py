@@ -204,7 +204,6 @@ def _options_first(words: Sequence[str]) -> tuple[Namespace, list[str]]:
 
 
 def _add_own_conf() -> str | None:
-    """Add conf/ of the working directory as --config-dir, if it is one."""
     own = own_conf()
     if own is None:
         return None

@@ -17,12 +17,10 @@ from attnbench.settings.schema import MixerSettings, RunSettings
 
 
 def read_mixer(config: DictConfig, hydra_config: Any) -> MixerSettings:
-    """Read the mixer of a configuration, whether or not it can run here."""
     return mixer_of(plain(config, hydra_config), hydra_config)
 
 
 def mixer_of(values: dict[str, Any], hydra_config: Any) -> MixerSettings:
-    """Take the mixer out of the plain values of a configuration."""
     name = hydra_config.runtime.choices.get("attn")
     mixer = MixerSettings(name=name, **opened("attn", name, values.pop("attn", None)))
     mixer = with_parts(mixer, _yaml_of) if is_hybrid(mixer) else mixer

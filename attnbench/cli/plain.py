@@ -73,7 +73,6 @@ def opened(group: str, name: str | None, values: Any) -> dict[str, Any]:
 
 
 def typed(command: str, hydra_config: Any) -> str:
-    """Return the command line to type again."""
     folders = [f"--config-dir {os.path.relpath(folder)}" for folder in _config_dirs(hydra_config)]
     return " ".join([f"attnbench {command}", *folders, *map(shlex.quote, hydra_config.overrides.task)])
 

@@ -179,7 +179,6 @@ def _check_prompt(config: DictConfig) -> None:
 
 
 def read_export(config: DictConfig, hydra_config: Any) -> tuple[ExportSettings, RunSettings]:
-    """Return the command's settings and the run's."""
     settings = read_plain(ExportSettings, {**plain(config, hydra_config), "command": typed("export", hydra_config)})
     return settings, stored_settings(Path(settings.run).absolute())
 
@@ -264,7 +263,6 @@ def _without_lists(names: Any, folders: Sequence[Path]) -> Any:
 
 
 def _experiment(hydra_config: Any) -> str:
-    """Return the chosen yaml of experiment/ or the name of the user's study."""
     several = next((word for word in hydra_config.overrides.task if word.startswith("experiment=[")), None)
     if several is not None:
         raise UserError(f"{several}: must be one name, of a yaml of experiment/ or of a study of your own")

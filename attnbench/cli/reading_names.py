@@ -41,7 +41,6 @@ def named_words(words: Sequence[str], setting: str = "names") -> list[str]:
 
 
 def read_findings(config: DictConfig, hydra_config: Any) -> list[ComparisonSettings]:
-    """Return the settings of each finding that the command asks for."""
     values, known = plain(config, hydra_config), _known_findings()
     chosen = hydra_config.runtime.choices.get("finding")
     if chosen is not None:
@@ -68,7 +67,6 @@ def read_findings(config: DictConfig, hydra_config: Any) -> list[ComparisonSetti
 
 
 def every_finding() -> list[PlanSettings]:
-    """Read every yaml of conf/finding, outside of a job."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return [_finding(name).plan for name in _known_findings()]
 
@@ -78,7 +76,6 @@ def _known_findings() -> list[str]:
 
 
 def _finding(name: str, words: Sequence[str] = (), command: str = "") -> ComparisonSettings:
-    """A finding is a plan with a claim."""
     config = hydra.compose("findings", [f"finding={name}", *words], return_hydra_config=True)
     values = plain(config, config.hydra)
     plan = read_plan(Path(name).name, values.pop("plan"), config.hydra)

@@ -30,8 +30,6 @@ SUBMITIT = ("submitit_local", "submitit_slurm")
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class JobOutcome:
-    """The folder of a job, or its error."""
-
     words: list[str]
     """Overrides of the job."""
     folder: str | None
@@ -111,7 +109,6 @@ class SweepOutcomes(Callback):
             log.info(f"[{config.hydra.job.num + 1}/{math.prod(self.swept.values())}] {' '.join(words)}")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Write a job's outcome in its process."""
         if self.folder is not None:
             path = Path(self.folder) / f"{config.hydra.job.num:06}.json"
             replace_file(path, json.dumps(asdict(job_return.return_value)))

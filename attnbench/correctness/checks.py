@@ -74,8 +74,6 @@ class Error(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """One line of the doctor, in one precision."""
-
     kind: str
     """training | operator | decoding | promise | first step."""
     name: str
@@ -101,11 +99,9 @@ class Check:
 
     @property
     def is_wrong(self) -> bool:
-        """It failed, or an error is beyond its limit."""
         return bool(self.failure) or not all(error.is_within for error in self.errors)
 
     def wrong_lengths(self) -> dict[int, list[Error]]:
-        """Return the errors at each length with one beyond its limit."""
         by_length: dict[int, list[Error]] = {}
         for error in self.errors:
             by_length.setdefault(error.settings["sequence_length"], []).append(error)
@@ -196,7 +192,6 @@ def decoding_checks(settings: MixerSettings, device: torch.device) -> Iterator[C
 
 
 def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Check]:
-    """List the promises of a mixer with the backend of `auto` in float32."""
     mixer = resolved(settings, "auto", "float32", device)
     only_trains = mixer.options["backend"] in resolve(settings.target, Mixer).trains_only
     for promise in PROMISES:

@@ -300,7 +300,6 @@ def _right_instead(wrong: Check, checks: Sequence[Check]) -> str:
 
 
 def _problems(checks: Sequence[Check]) -> Iterator[str]:
-    """Summarise each mixer, and all operators, that `auto` runs wrongly."""
     wrong = [check for check in checks if check.is_chosen and check.is_wrong]
     operators = dict.fromkeys(check.name for check in wrong if check.kind == "operator")
     for name in dict.fromkeys(check.mixer.name for check in wrong if check.kind != "operator"):

@@ -91,8 +91,6 @@ REPLACED = str.maketrans({**dict.fromkeys("\u00a0\u2009\u200a\u202f", " "), "\u2
 
 
 class Book(NamedTuple):
-    """A line of books.tsv."""
-
     author: str
     title: str
     num_characters: int
@@ -128,7 +126,6 @@ def find_books(path: Path | None, root: Path) -> CorpusSource:
 
 
 def _checked(folder: Path) -> dict[str, Text]:
-    """Read the splits, which must be the published text."""
     splits = read_splits(folder, split_files(folder))
     for split, text in splits.items():
         digest = hashlib.sha256()
@@ -308,8 +305,6 @@ def _kinds(element: ElementTree.Element) -> set[str]:
 
 
 class _Paragraphs:
-    """Collects the paragraphs of elements."""
-
     def __init__(self) -> None:
         self.finished: list[str] = []
         self.parts: list[str] = []

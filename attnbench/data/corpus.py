@@ -105,7 +105,6 @@ class Corpus:
         return torch.from_numpy(shards.count_ids(tokens_N.numpy(), self.tokenizer.size))
 
     def lengths(self, split: str, count_V: Tensor) -> Lengths:
-        """Return the lengths of tokens of a split, given as counts."""
         counted = Split.of(self.tokenizer, count_V.numpy(), 0)
         sizes = self.splits[split]
         unknown = counted.num_unknown * sizes.num_unknown_bytes / sizes.num_unknown if sizes.num_unknown else 0.0

@@ -45,8 +45,6 @@ SAVED_BYTES = 2**25
 
 @dataclass(slots=True, kw_only=True)
 class Split:
-    """Sizes of a split."""
-
     num_tokens: int
     num_bytes: int
     """Bytes of its text in UTF-8."""
@@ -57,7 +55,6 @@ class Split:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, count_V: np.ndarray, num_bytes: int) -> "Split":
-        """Sum up the counts of ids in a text of `num_bytes`."""
         return cls(
             num_tokens=int(count_V.sum()),
             num_bytes=num_bytes,

@@ -268,8 +268,6 @@ NOT_OF_TASK += ("embedding_dropout", "doubled_residual", "precision", *OF_TRAINI
 
 
 class SizedProbe(Probe, ABC):
-    """A probe whose models have one size."""
-
     width: int = option(64, "of the model", minimum=1)
     head_width: int = option(32, "channels a head", minimum=1)
     feed_forward_width: int = option(168, "hidden channels of the SwiGLU; 0 for none", minimum=0)

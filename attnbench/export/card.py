@@ -102,7 +102,6 @@ def _scores(rows: Sequence[ResultRow], checkpoint: str) -> str:
 
 
 def _verdicts(run: Path, rows: Sequence[ResultRow]) -> list[str]:
-    """Return the verdicts on the run's variant, if it belongs to a comparison."""
     if not rows or not (run.parent / "comparison.json").is_file():
         return []
     inputs, variant = read_inputs(run.parent), rows[0].identity.variant

@@ -104,7 +104,6 @@ def _refuse_adapter(mixer: MixerSettings) -> None:
 
 
 def in_torch(mixer: MixerSettings) -> MixerSettings:
-    """Return the settings of the same function in torch."""
     _refuse_adapter(mixer)
     cls = resolve(mixer.target, Mixer)
     options = {**mixer.options, "backend": BACKEND}

@@ -57,8 +57,6 @@ class Group:
 
 
 class Source:
-    """A file of the package, by its definitions."""
-
     def __init__(self, name: str, text: str, own: frozenset[str]) -> None:
         self.name, self.lines, self.form = name, text.splitlines(), TorchForm(own)
         statements = ast.parse(text).body
@@ -90,7 +88,6 @@ class Source:
         return [trimmed]
 
     def members(self, group: Group, mentioned: set[str]) -> list[Group]:
-        """Return the members of a class that are copied."""
         called = self._called_by_torch(group.names[0])
         if called is None:
             return group.members

@@ -90,7 +90,6 @@ def _version(library: str) -> str | None:
 
 
 def _driver(device: torch.device) -> dict[str, str]:
-    """Driver and clocks by nvidia-smi; empty without it."""
     query = ("driver_version", "clocks.max.sm", "clocks.max.mem")
     command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]
     try:

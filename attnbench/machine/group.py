@@ -115,7 +115,6 @@ class Group:
                     work.wait()
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank the tensors of rank 0."""
         with self._watched(), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)

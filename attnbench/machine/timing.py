@@ -39,8 +39,6 @@ Value = TypeVar("Value")
 
 
 class Times(NamedTuple):
-    """Milliseconds of one call over several repeats."""
-
     median_ms: float
     low_ms: float
     """The 20th percentile."""
@@ -183,7 +181,6 @@ class PeakMemory:
             self.baseline_mib = reset_resident_peak()
 
     def mib(self) -> float | None:
-        """Return the MiB so far; None if unknown."""
         if self.baseline_mib is None:
             return None
         return (self._device_mib() or resident_peak_mib()) - self.baseline_mib

@@ -17,8 +17,6 @@ from attnbench.settings.options import option
 
 
 class ForgettingState(NamedTuple):
-    """Softmax's cache, and the forgetting of each of its positions."""
-
     key_BSHK: Tensor
     value_BSHK: Tensor
     position: Tensor

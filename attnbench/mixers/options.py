@@ -27,7 +27,6 @@ class MixerOptions(Options, Mixer):
 
 
 def options_of(cls: type[Mixer]) -> dict[str, Field]:
-    """Return the options by name, in the order of the yaml."""
     found: list[Field] = []
     for entry in fields(cls) if issubclass(cls, MixerOptions) else ():  # pyright: ignore[reportArgumentType]
         if "help" in entry.metadata:

@@ -93,7 +93,6 @@ def _sizes_checked(mixers: Sequence[MixerSettings]) -> Iterator[None]:
 
 
 def build_layer(settings: MixerSettings, model: ModelSettings, layer: int) -> Mixer:
-    """Build the mixer of one layer without initial weights."""
     mixer = build(settings.target, settings.options, Mixer, **layer_sizes(model, layer))
     if not mixer.fills_submodules:
         _check_tensors(mixer, f"attn={settings.name}: {settings.target}")
@@ -114,7 +113,6 @@ def _check_tensors(mixer: Mixer, name: str) -> None:
 
 
 def layer_sizes(model: ModelSettings, layer: int) -> dict[str, Any]:
-    """Return the sizes that a mixer's constructor may ask for."""
     return {
         "dim": model.dim,
         "head_width": model.head_width,

@@ -72,15 +72,12 @@ class Block(nn.Module):
         return None if of_mixing is None else 2 * matrices * length + of_mixing
 
     def feed(self, x: Tensor) -> Tensor:
-        """Without feed-forward it returns x."""
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Embedding(nn.Embedding):
-    """Embedding of symbols, or weights of their logits."""
-
     def reset_parameters(self) -> None:
         """Do nothing: `init_weights` does, and on the meta device torch would load its compiler."""
 
@@ -212,7 +209,6 @@ class LanguageModel(nn.Module):
         return next((backend for mixer, backend in backends if backend in mixer.trains_only), "")
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> list[State]:
-        """One empty state a layer."""
         return [block.mixer.init_state(batch_size, max_length, dtype) for block in self.layers]
 
     def num_parameters(self) -> int:

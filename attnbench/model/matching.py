@@ -32,8 +32,6 @@ UNCOUNTED = "an unknown number of operations"
 
 @dataclass(slots=True, kw_only=True)
 class Matched:
-    """Settings of a model after matching, and its counts."""
-
     mixers: list[MixerSettings]
     """One a layer, with the options that match=state chose."""
     model: ModelSettings
@@ -56,7 +54,6 @@ class Matched:
     """Settings chosen by match=state, ["value_expansion 2"], each once."""
 
     def statement(self, mixer: str) -> str:
-        """One line to print before training."""
         parameters = self.parameters / self.reference_parameters - 1
         state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
         flops, memory = UNCOUNTED, ""

@@ -16,7 +16,6 @@ READ_LENGTH = 256
 
 
 def check_states(model: LanguageModel) -> None:
-    """Raise UserError for a model with a layer that takes no state."""
     backend = model.backend_without_state
     if backend:
         raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")

@@ -42,8 +42,6 @@ FORMAT = 1
 
 @dataclass(slots=True, kw_only=True)
 class ModelRecord:
-    """Settings that build a trained model, and its vocabulary."""
-
     mixers: list[MixerSettings]
     """One a layer, backends resolved."""
     model: ModelSettings
@@ -229,7 +227,6 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[st
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return content and checksums."""
     path = folder / "state.json"
     try:
         content = parse_json(read_bounded(path, MAX_JSON_BYTES))

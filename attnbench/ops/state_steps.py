@@ -14,8 +14,6 @@ from attnbench.ops.linear.linear_attention import EPS, LINEAR_ATTENTION, chunked
 
 
 class StepInputs(NamedTuple):
-    """Inputs of all families."""
-
     query_B1HK: Tensor
     key_B1HK: Tensor
     value_B1HK: Tensor

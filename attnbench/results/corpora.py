@@ -19,15 +19,12 @@ BYTES, BPE = ":bytes", ":bpe-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpora:
-    """The corpora, and the evaluations repeated on them."""
-
     names: dict[str, str]
     """Name of the yaml by the label in rows, `text:words@8145388310a2`."""
     evaluations: list[str]
     """Repeated evaluations, with `training`; all others run once."""
 
     def named(self, evaluation: str) -> list[str]:
-        """List the names of an evaluation: one, or one on each corpus."""
         if evaluation not in self.evaluations:
             return [evaluation]
         return [on_corpus(evaluation, name) for name in self.names.values()]
@@ -45,12 +42,10 @@ class Corpora:
 
 
 def on_corpus(evaluation: str, corpus: str | None) -> str:
-    """Name an evaluation on a corpus; None: there is only one."""
     return evaluation if corpus is None else f"{evaluation}{ON}{corpus}"
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Split the name of an evaluation from its corpus."""
     evaluation, on, corpus = name.partition(ON)
     return evaluation, corpus if on else None
 

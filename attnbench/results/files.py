@@ -51,7 +51,6 @@ class JsonLines:
     """Hash of all lines before the last."""
 
     def where(self, index: int) -> str:
-        """File and line of object `index`."""
         return f"{self.path}:{index + 1}"
 
 

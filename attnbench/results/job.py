@@ -104,7 +104,6 @@ class Job(ABC):
         return stamp_environment(self.folder, self.device)
 
     def announce(self, *, done: bool) -> None:
-        """Log what is about to run, or was done before."""
         if not done:
             log.info(self.label)
 

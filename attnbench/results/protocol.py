@@ -46,5 +46,4 @@ def protocol_of(primary: Primary | None, stop: Mapping[str, Any] | None = None) 
 
 
 def protocol_id(content: Mapping[str, Any]) -> str:
-    """Eight hex digits, for the rows."""
     return config_hash(dict(content))

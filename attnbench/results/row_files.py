@@ -174,7 +174,6 @@ def by_age(path: Path, started: datetime | None) -> tuple[datetime, str]:
 
 
 def last_record(lines: JsonLines) -> dict[str, Any]:
-    """Return the last record, which counts the rows."""
     endings = [index for index, content in enumerate(lines.objects) if "complete" in content]
     if not endings:
         what = "is torn" if lines.torn else "lacks the record that the file is complete"

@@ -138,8 +138,6 @@ class Identity:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class ResultRow:
-    """One row of results.csv."""
-
     identity: Identity
     measurement: Measurement
     sitting: str = field(default="", compare=False)

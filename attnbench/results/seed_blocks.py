@@ -44,7 +44,6 @@ def read_blocks(path: Path) -> list[Block]:
 
 
 def check_blocks(plan: str, seeds: Sequence[int], blocks: Sequence[Block]) -> None:
-    """Refuse seeds that another plan has booked."""
     for block in blocks:
         taken = [seed for seed in seeds if block.first <= seed <= block.last and plan not in block.plans]
         if taken:

@@ -33,8 +33,6 @@ NOTHING = "–"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """A cell with notes or a mark."""
-
     text: str
     notes: tuple[str, ...] = ()
     """Behind the text in Markdown; below it on a terminal and, smaller, on a page."""
@@ -95,7 +93,6 @@ def to_terminal(table: Table, width: int) -> RichTable:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table to standard output, and its notes below it."""
     console = Console() if console is None else console
 
     def paragraph(text: str) -> None:
@@ -256,7 +253,6 @@ def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[Re
 
 
 def cells_of(folder: Path) -> list[Path]:
-    """List the cells of a run, from its cells.txt."""
     path = folder / "cells.txt"
     if not path.exists():
         return []

@@ -34,7 +34,6 @@ def is_hybrid(settings: MixerSettings) -> bool:
 
 
 def pattern(layers: Sequence[str]) -> list[str]:
-    """Return the mixers' names, once through the list."""
     names = []
     for word in layers:
         entry = re.fullmatch(r"([\w.-]+)(?:\*(\w+))?", word)
@@ -139,7 +138,6 @@ def backends_of(mixers: Sequence[MixerSettings]) -> str:
 
 
 def with_backends(mixers: Sequence[MixerSettings], backends: str) -> list[MixerSettings]:
-    """Reverse `backends_of`."""
     each_one = backends.split("+")
     if len(each_one) == 1:
         each_one *= len(mixers)

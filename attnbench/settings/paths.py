@@ -8,7 +8,6 @@ from attnbench.settings.errors import UserError
 
 
 def user_path(name: Path | str) -> Path:
-    """Return a path that the user names, with the home folder for ~."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

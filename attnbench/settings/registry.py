@@ -33,7 +33,6 @@ def trust(targets: Iterable[str]) -> None:
 
 @cache
 def own_targets(group: str) -> dict[str, str]:
-    """`_target_` of the yamls of a group of conf/, by name."""
     files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((CONF / group).glob("*.yaml"))}
     found = {name: re.search(r"^_target_: *(\S+)", text, re.MULTILINE) for name, text in files.items()}
     return {name: match[1] for name, match in found.items() if match is not None}

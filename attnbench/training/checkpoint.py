@@ -123,7 +123,6 @@ def remove_all(folder: Path) -> None:
 
 
 def kept(folder: Path, kind: str) -> list[Path]:
-    """List the checkpoints of a kind, STEP or BEST, oldest first."""
     paths = [path for path in folder.glob(f"{kind}-*") if re.fullmatch(rf"{kind}-{NUMBER}", path.name)]
     return sorted(paths, key=lambda path: int(path.name.partition("-")[2]))
 
@@ -177,7 +176,6 @@ def _counters(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_of(run: Path, which: str) -> Path:
-    """`which` is `final` or `best`."""
     folder = run / "checkpoint"
     if not is_final(folder):
         raise UserError(f"run={run}: has no finished training; the attnbench train command that made it resumes it")

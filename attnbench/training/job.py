@@ -168,7 +168,6 @@ class Run(TrainedJob):
     build = new_model
 
     def trained_model(self, which: str = "final") -> LanguageModel:
-        """`which` is `final` or `best`."""
         folder = best_folder(self.checkpoints) if which == "best" else self.checkpoints / "final"
         model, _ = load_model(folder, device=self.device)
         return model
@@ -344,7 +343,6 @@ def _write_sample(run: Run, model: LanguageModel) -> None:
 
 
 def trained_on(run: Run) -> int:
-    """Return the devices of a finished training, otherwise 1."""
     if not checkpoint.is_final(run.checkpoints):
         return 1
     return checkpoint.load_counters(run.checkpoints / "final").get("num_devices", 1)
@@ -407,7 +405,6 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
 
 
 def budget(matched: Matched) -> Iterator[Measurement]:
-    """Measure the cost of a model."""
     flops, unknown = matched.flops_per_token, matched.flops_per_token is None
     status, reason = ("unsupported", UNCOUNTED) if unknown else ("ok", "")
     yield Measurement(metric="forward_flops_per_token", value=flops, unit="FLOP", status=status, reason=reason)

@@ -84,7 +84,6 @@ class TrainedJob(Job):
         """The batch of a step."""
 
     def share(self, step: int) -> Batch:
-        """This rank's rows of a batch."""
         return self.batches(step)
 
     @abstractmethod
@@ -100,7 +99,6 @@ class TrainedJob(Job):
         """Return the last step if the numbers of a validation end the training early."""
 
     def mirror(self, is_resumed: bool) -> WandbMirror | None:
-        """Open its run in wandb, if it has one."""
         return None
 
     @property

@@ -222,7 +222,6 @@ def choose_mode(settings: LoggerSettings) -> tuple[str, str]:
 
 
 def _obstacle() -> str | None:
-    """Return the reason why a run cannot go online."""
     wandb = _quiet_wandb()
     # A dependency of wandb, which finds keys with it too.
     from requests.utils import get_netrc_auth
@@ -245,7 +244,6 @@ def entity_of(settings: LoggerSettings) -> str:
 
 
 def _quiet_wandb() -> Any:
-    """Import wandb without output."""
     # Its usage statistics delay the end of the process by 20 seconds without a network, and print errors.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -264,7 +262,6 @@ def _quiet_wandb() -> Any:
 
 
 def wandb_errors() -> tuple[type[Exception], ...]:
-    """Errors of a refusing server or an ended process of wandb."""
     from wandb.errors import Error
     from wandb.sdk.mailbox import HandleAbandonedError
 

@@ -76,7 +76,6 @@ class ControlScores:
 def control_scores(
     control: ControlSettings, name: str, rate: float, scores: Sequence[float | None], chance: float
 ) -> ControlScores:
-    """Return the outcome of a control from its accuracies on search seeds."""
     chance = chance if control.scaled else 0.0
     return ControlScores(
         name=name,
@@ -229,7 +228,6 @@ def _judged(contrasts: Sequence[ContrastSettings], found: Sequence[Found]) -> li
 
 
 def _word(claim: ClaimSettings, tested: Sequence[Tested]) -> tuple[str, str]:
-    """Return the word and its reason, given that all controls hold."""
     if claim.disputed is not None:
         return DISPUTED, claim.disputed
     values = {index for index, contrast in enumerate(claim.contrasts) if contrast.kind == "value"}
@@ -273,7 +271,6 @@ def _figure(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) 
 
 
 def _scores(contrast: ContrastSettings, variant: str, scored: Sequence[Figure]) -> list[float]:
-    """Return the scores of a variant in the order of seeds."""
     figure = _figure(contrast, variant, scored)
     seeds = sorted({seed for it in scored if it.evaluation == figure.evaluation for seed in it.values})
     missing = [seed for seed in seeds if seed not in figure.values]

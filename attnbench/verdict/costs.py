@@ -17,8 +17,6 @@ WIDTH = "width"
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A score and the cost of its model, both means."""
-
     score: Figure
     cost: Figure
 
@@ -34,7 +32,6 @@ class Priced:
 
 
 def widths_of(points: Sequence[Priced]) -> list[int]:
-    """Return the sorted widths if there are several."""
     widths = sorted({point.score.settings[WIDTH] for point in points if WIDTH in point.score.settings})
     return widths if len(widths) > 1 else []
 

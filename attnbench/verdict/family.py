@@ -162,7 +162,6 @@ def fewest_seeds_of(primary: Primary, num_pairs: int) -> int:
 
 
 def fewest_seeds(test: PairedTest, alpha: float) -> int:
-    """Return the fewest seeds with which `test` can reject at level `alpha`."""
     return next(num for num in range(2, MAX_SEEDS + 1) if test.smallest_p(num) <= alpha)
 
 
@@ -177,7 +176,6 @@ def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Seque
 
 
 def solved_beside(score: Figure, primary: Primary, figures: Sequence[Figure]) -> Figure | None:
-    """Find the solved seeds that this score decides."""
     of_variant = [it for it in figures if it.variant == score.variant]
     for solved in (it for it in of_variant if it.metric == "solved"):
         place = {name: value for name, value in solved.settings.items() if not is_chance(name)}

@@ -191,8 +191,6 @@ def holm(p_values: Sequence[float], significance: float = SIGNIFICANCE) -> Holm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Smallest detectable differences in a primary metric."""
-
     evaluation: str
     primary: Primary
     num_pairs: int

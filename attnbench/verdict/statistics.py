@@ -44,7 +44,6 @@ class Interval:
 
 
 def student_interval(values: Sequence[float]) -> Interval:
-    """Return the mean and Student's 95 % interval."""
     mean = _mean(values)
     if len(values) == 1:
         return Interval(mean=mean, low=None, high=None)

@@ -142,7 +142,6 @@ def headline_columns(figures: Sequence[Figure], evaluation: str) -> list[Column]
 
 
 def evaluation_class(name: str) -> Any:
-    """Return the class of an evaluation or bench of conf/."""
     name, _ = split_name(name)
     # Looked up among existing files, because the name comes from rows.
     target = {**own_targets("bench"), **own_targets("eval")}.get(name)

@@ -46,7 +46,6 @@ class Recording:
 
     @property
     def milliseconds(self) -> float:
-        """All work of all calls together."""
         is_work = (lambda event: event.device_type != DeviceType.CPU) if self.device_type == "cuda" else is_operator
         events = [event for event in self.profiler.events() or () if is_work(event) and not event.is_user_annotation]
         return sum(own_microseconds(event, self.device_type) for event in events) / 1e3

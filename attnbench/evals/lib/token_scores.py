@@ -25,8 +25,6 @@ NUM_BLOCKS = 20
 
 @dataclass(slots=True)
 class Place:
-    """Tokens that are scored, (N,), and the settings of their scores."""
-
     axes: dict[str, Any]
     length: int
     corpus: Corpus

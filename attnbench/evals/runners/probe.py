@@ -121,7 +121,6 @@ class ProbeJob(TrainedJob):
         return bool(mixers) and all(backend not in cls.without_vmap for cls, backend in mixers)
 
     def at(self, rate: float, seed: int, limit: int | None = None) -> "ProbeJob":
-        """The same training with another rate, seed and limit."""
         train = replace(self.train, learning_rate=rate)
         return replace(self, settings=replace(self.settings, seed=seed), train=train, limit=limit)
 
@@ -308,7 +307,6 @@ class ProbeJob(TrainedJob):
         return self._with_keys(self.task.sequences("train", 0, 0, self.task.batch_size, self.device), 0)
 
     def _with_keys(self, batch: Batch, step: int) -> Batch:
-        """Add the keys of dropout masks, if there is dropout."""
         if not self.task.embedding_dropout:
             return batch
         row_B = torch.arange(len(batch.tokens_BT), device=self.device)
@@ -332,7 +330,6 @@ class ProbeJob(TrainedJob):
         return shortened(self.train, self.task.num_steps, state.step)
 
     def selection(self, state: TrainState) -> float:
-        """Measure the accuracy that rates are chosen by."""
         with computing(self.precision, self.device):
             return mean_accuracy(state.model, self.validation())
 
@@ -365,6 +362,5 @@ def folder_label(task: Probe) -> str:
 
 
 def trained_label(rate: float, seed: int) -> str:
-    """Name the rate and the seed of a training, for people."""
     trial = seed - SELECTION_SEED
     return f"lr {rate:g}, " + (f"seed {seed}" if trial < 0 else f"search {trial + 1}" if trial else "search")

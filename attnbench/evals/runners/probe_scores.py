@@ -46,7 +46,6 @@ class ProbeScores:
             yield self._solved(state, scores)
 
     def missing(self, status: str, reason: str) -> Iterator[Measurement]:
-        """Yield the rows of `measured` without numbers."""
         yield from without_numbers({"selection": ""}, VALIDATION, status, reason)
         yield from self._times_without_numbers(status, reason)
         if self.task.check_interval_steps is not None:

@@ -28,7 +28,6 @@ SHAPE = ("sequence_length", "head_width")
 
 
 def layouts_for(names: Sequence[str], ratios: Sequence[tuple[str, str]]) -> tuple[Layout, ...]:
-    """Make a table for each pass, with the roofline share of our kernels and the ratios, and one of errors."""
     roof = Values(metric=ROOFLINE, header="{}, roof", only=OUR_KERNELS, is_share=True)
     return (
         *(

@@ -170,7 +170,6 @@ class ProfileBench(TimedBench):
 
     @classmethod
     def layouts_of(cls, rows: Sequence[ResultRow]) -> list[Layout]:
-        """Return attention's tables, those of steps, and, for a page alone, a table of operators for each step."""
         subjects = dict.fromkeys(_subject(row) for row in rows if "operator" in row.measurement.settings)
         return [ATTENTION_LAYOUT, *_step_layouts(), *map(_operator_layout, subjects)]
 
@@ -215,7 +214,6 @@ def _operator_layout(key: tuple[str, str, Any, str | None]) -> Layout:
 
 
 def summary_csv(rows: Sequence[ResultRow]) -> str:
-    """Write a line for each attention, step, pass, part and operator, with all its metrics."""
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         measurement, settings = row.measurement, row.measurement.settings

@@ -99,7 +99,6 @@ attnbench compare plan={0}                   # beside the mixers of plan=demo"""
 
 
 def write_mixer(name: str, folder: Path) -> list[Path]:
-    """Write a mixer, its yaml, a plan and a test into a folder; return their paths."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(f"new mixer {name}: a name has lower-case letters, digits and _, as my_mixer")
     if (folder / "conf").resolve() == CONF:

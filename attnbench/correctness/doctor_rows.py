@@ -18,7 +18,6 @@ def write_rows(checks: Sequence[Check], stamp: dict[str, Any], path: Path) -> No
 
 
 def _measurements(check: Check) -> Iterator[Measurement]:
-    """A row for each error and length, promise or first step, or the reason why nothing ran."""
     lost: dict[str, Any] = {"value": None, "status": "unsupported" if check.refusal else "failed"}
     reason = check.refusal or check.failure
     if check.kind == "first step":

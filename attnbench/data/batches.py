@@ -84,7 +84,6 @@ def block_order(num_blocks: int, seed: int, epoch: int) -> Tensor:
 
 
 def evaluation_shape(num_tokens: int, seq_len: int, batch_size: int) -> tuple[int, int]:
-    """Return the number of batches of `evaluation_batches`, and the rows of each."""
     num_rows = math.ceil((num_tokens - 1) / seq_len)
     num_batches = math.ceil(num_rows / batch_size)
     return num_batches, math.ceil(num_rows / max(1, num_batches))

@@ -105,7 +105,6 @@ class BookError(Exception):
 
 
 def listed(*splits: str) -> list[Book]:
-    """Return the books of some splits, by default of all, in the order of the corpus."""
     cells = [line.split("\t") for line in LIST.read_text(encoding="utf-8").splitlines()[1:]]
     books = [Book(author, title, int(length), *others) for author, title, length, *others in cells]
     return [book for book in books if book.split in (splits or SPLITS)]

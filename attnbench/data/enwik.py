@@ -21,7 +21,6 @@ NUM_HELD_OUT = 5 * 10**6
 
 
 def find_enwik(name: str, path: Path | None, root: Path) -> CorpusSource:
-    """Find the file in `path`, the file or its folder, or in data/ under `root`."""
     places = [path] if path is not None else [root / "data" / name, root / "data"]
     files = [place / name if place.is_dir() else place for place in places]
     file = next((file for file in files if file.is_file()), None)

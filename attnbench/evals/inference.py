@@ -96,7 +96,6 @@ def generating(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def time_prefill(model: LanguageModel, tokens_BT: Tensor, dtype: torch.dtype, repetition: Timed) -> Times:
-    """Time the prefill of all tokens at once, each time from a new state."""
     batch_size, length = tokens_BT.shape
     last_BL = tokens_BT.new_full((batch_size, 1), length - 1)
 

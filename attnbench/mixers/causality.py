@@ -102,7 +102,6 @@ def input_of(mixer: Mixer, length: int, dim: int) -> Tensor:
 
 
 def gradient_in(output: Tensor, x_BTD: Tensor) -> Tensor:
-    """Return the gradient of the sum of some outputs' squares in the input; the graph stays."""
     return torch.autograd.grad(output.square().sum(), x_BTD, retain_graph=True, materialize_grads=True)[0]
 
 

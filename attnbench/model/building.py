@@ -72,7 +72,6 @@ def build_meta(mixers: Sequence[MixerSettings], model: ModelSettings, *, vocabul
 
 
 def build_layers(mixers: Sequence[MixerSettings], model: ModelSettings) -> list[Mixer]:
-    """Build the mixers of all layers without memory for weights, to check their settings."""
     if len(mixers) != model.num_layers:
         raise UserError(f"model.num_layers={model.num_layers}: {len(mixers)} mixers were given, one a layer is needed")
     layers, is_mixed = [], len({settings.name for settings in mixers}) > 1

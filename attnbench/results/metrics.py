@@ -93,8 +93,6 @@ def is_timed(metric: str, unit: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primary:
-    """The tested metric of an evaluation; all others are descriptive."""
-
     metric: str
     kind: str
     """nats: about normal over seeds, lower is better; accuracy: in 0..1; level: number of levels held, with parts of
@@ -133,7 +131,6 @@ class Primary:
         return metric == self.metric and self.settings.items() <= settings.items()
 
     def hardness(self, settings: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return the key that orders settings from easy to hard."""
         return tuple(
             -settings[name[1:]] if name.startswith("-") else settings[name]
             for name in self.hardest

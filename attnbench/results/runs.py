@@ -45,8 +45,6 @@ TIMED = ("tokens_per_second", "decode_tokens_per_second", "training_peak_mib", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A folder of a language model, of a probe's training, or of a measurement."""
-
     folder: Path
     experiment: str
     """Folder under outputs/ that it belongs to."""

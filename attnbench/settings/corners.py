@@ -34,7 +34,6 @@ def expand(variants: Mapping[str, list[str]], factors: Mapping[str, list[str]], 
 
 
 def corners(factors: Sequence[str], fraction: str) -> list[tuple[str, ...]]:
-    """List the corners by the parts at their second level, the empty one first."""
     levels = product((False, True), repeat=len(factors))
     high = [tuple(part for part, is_high in zip(factors, row, strict=True) if is_high) for row in levels]
     return [parts for parts in high if fraction == "full" or len(parts) % 2 == 0]

@@ -36,7 +36,6 @@ def located(
 
 
 def first_not_finite(model: nn.Module, batch: Batch, settings: TrainSettings, precision: str) -> str | None:
-    """Name the first non-finite weight, output of a module, loss or gradient of a step."""
     culprits: list[str] = []
     handles = []
 

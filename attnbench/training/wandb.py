@@ -151,7 +151,6 @@ class WandbMirror:
         summary: Mapping[str, float],
         report: Path | None = None,
     ) -> None:
-        """Log tables (columns and rows), charts and a summary, which have no steps, and a report's folder."""
         if self._run is None:
             return
         wandb = _quiet_wandb()

@@ -153,7 +153,6 @@ def _half_width(spread: float, num: int) -> float:
 
 
 def _fisher_power(first: float, second: float, num: int) -> float:
-    """Return the power of Fisher's test of `num` seeds a side, at these shares of solved seeds."""
     from scipy.stats import binom, hypergeom
 
     a, b = np.arange(num + 1)[:, None], np.arange(num + 1)

@@ -166,7 +166,6 @@ def fewest_seeds(test: PairedTest, alpha: float) -> int:
 
 
 def primary_figures(figures: Sequence[Figure], primary: Primary, variants: Sequence[str]) -> dict[str, Figure]:
-    """Return the figures of the primary metric by variant, at the hardest measured setting."""
     by_setting: dict[str, dict[str, Figure]] = {}
     for figure in figures:
         if figure.variant in variants and primary.takes(figure.metric, figure.settings):

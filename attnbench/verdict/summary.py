@@ -115,7 +115,6 @@ def verdicts_of(
     primaries: Mapping[str, Primary] | None = None,
     in_looks: bool = False,
 ) -> list[Verdict]:
-    """Judge the variants in `rank` at the primary metrics (by default those in conf/ that have figures)."""
     if primaries is None:
         primaries = primary_metrics(figure.evaluation for figure in figures)
     pairs = family(figures, rank=rank, reference=reference, primaries=primaries)

@@ -39,7 +39,6 @@ NO_GRAPHS = "CUDA graphs need CUDA"
 def measure_text(
     candidate: Candidate, num_tokens: int, batch_size: int, repeats: int, settings: dict[str, Any]
 ) -> Iterator[Measurement]:
-    """Yield seconds of a text by a plain loop and by a captured step, and the latter's gain."""
     settings, seconds = settings | {"implementation": candidate.label}, {}
     for metric in (EAGER, CAPTURED):
         if metric == CAPTURED and candidate.conditions.device.type != "cuda":

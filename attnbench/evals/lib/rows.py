@@ -22,7 +22,6 @@ def doublings(first: int, last: int) -> list[int]:
 
 
 def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
-    """Yield a row for each metric, with the status that explains its missing number."""
     for metric, unit in units.items():
         yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
 

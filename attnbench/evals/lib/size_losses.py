@@ -46,7 +46,6 @@ class Size:
         return self.scored[0].parameters
 
     def rows(self, settings: dict[str, Any]) -> Iterator[Measurement]:
-        """Yield the number of parameters, and the mean loss with Student's 95 % interval over seeds."""
         name, unit = "non_embedding_parameters", LOSS["non_embedding_parameters"]
         yield Measurement(metric=name, value=self.parameters, unit=unit, settings=settings)
         settings = {**settings, "learning_rate": self.learning_rate, "rate_at_edge": self.rate_at_edge}

@@ -194,7 +194,6 @@ class ProbeJob(TrainedJob):
         }
 
     def row_settings(self) -> dict[str, Any]:
-        """The task's axes, the rate, the mixer as it was built, and all other settings."""
         # Before matching: rows name the width that was asked for.
         of_task = {**self.task.content(), **self.task.training, **asdict(self.task.model)}
         elsewhere = ["settings", "mixer_options", "name", "parameters"]
@@ -287,7 +286,6 @@ class ProbeJob(TrainedJob):
             self.sequences = None
 
     def trained(self, state: TrainState) -> "Outcome":
-        """Return the state, and rows with the speed of its steps and of its data's generator."""
         assert self.sequences is not None
         generated = self.sequences.tokens_per_second
         speed = speed_row(self.folder / "metrics.jsonl", state.step, self.task.batch_size * self.seq_len)

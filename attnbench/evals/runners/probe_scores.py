@@ -95,7 +95,6 @@ class ProbeScores:
         return Measurement(metric="rise_share", value=value, unit="", settings=RISE_SETTINGS)
 
     def _budgets(self) -> dict[str, tuple[str, int, dict[str, Any]]]:
-        """Unit, units a step, and settings of each time to the threshold, with the budget."""
         units = {"steps_to_95": ("step", 1), "samples_to_95": ("sequence", self.task.batch_size)}
         return {
             metric: (unit, per_step, {**VALIDATION, "budget": per_step * self.task.num_steps})

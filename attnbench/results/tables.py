@@ -234,7 +234,7 @@ def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
     mixed = [header for header, names in sittings.items() if len({*names}) > 1]
     if not mixed:
         return ""
-    return f"No ranking of speed: timed in several sittings, each under its own load: {', '.join(mixed)}."
+    return f"No ranking of speed: timed in several sittings, each under its own load: {'; '.join(mixed)}."
 
 
 def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:

@@ -230,7 +230,7 @@ def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
 
 def _without_line(names: Sequence[str]) -> str:
     told = "No ranking of speed: no reference timed beside each run shows whether the load changed"
-    return f"{told}: {', '.join(names)}." if names else ""
+    return f"{told}: {'; '.join(names)}." if names else ""
 
 
 def _references_line(references: Mapping[tuple[Any, ...], Sequence[float]]) -> str:
@@ -242,7 +242,7 @@ def _references_line(references: Mapping[tuple[Any, ...], Sequence[float]]) -> s
     ]
     if not moved:
         return ""
-    return f"No ranking of speed: the load changed, as a reference timed beside each run shows: {', '.join(moved)}."
+    return f"No ranking of speed: the load changed, as a reference timed beside each run shows: {'; '.join(moved)}."
 
 
 def _figure(group: list[ResultRow], shared: Mapping[str, Mapping[str, str]]) -> Figure:

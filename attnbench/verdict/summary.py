@@ -14,7 +14,7 @@ from attnbench.settings.registry import own_targets, resolve
 from attnbench.verdict.axes import grouped, is_chance
 from attnbench.verdict.family import family, solved_beside
 from attnbench.verdict.ranking import Verdict, judge, judge_in_looks
-from attnbench.verdict.seeds import RATIO_NOTE, Figure, sittings_lead
+from attnbench.verdict.seeds import RATIO_NOTE, Figure
 
 OF_TRAINING = (Headline("tokens_per_second", "training token/s", higher_is_better=True, pick="each"),)
 
@@ -55,11 +55,6 @@ class Entry:
 class Summary:
     columns: list[Column]
     lines: dict[str, list[Entry]]
-
-    @property
-    def lead(self) -> str:
-        entries = (zip(self.columns, line, strict=True) for line in self.lines.values())
-        return sittings_lead((column.header, it.figure) for line in entries for column, it in line if it.figure)
 
     @property
     def ratio_notes(self) -> list[str]:

@@ -474,7 +474,7 @@ def test_a_published_table_of_rows_has_its_sittings_from_the_record(tmp_path):
         write_csv(rows, tmp_path / "page" / "results.csv")
         (tmp_path / "page" / "comparison.json").write_text(json.dumps(record))
         inputs = read_inputs(tmp_path / "page")
-        assert bool(summary(inputs.figures, []).lead) == is_mixed
+        assert bool(score_table(summary(inputs.figures, [])).lead) == is_mixed
 
 
 def test_an_evaluation_that_declares_no_plots_is_drawn_along_its_axis_of_most_numbers():

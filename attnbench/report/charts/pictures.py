@@ -12,11 +12,17 @@ from attnbench.results.tables import NOTHING
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.seeds import Figure
 
+AT = ("sequence_length", "batch_size")
+"""Settings of costs that the caption names where all figures share them."""
+
 
 def picture(plot: Plot, variants: Sequence[str]) -> Picture:
     """Draw lines along the axis, or bars of shares of a whole; `variants` are those of the whole report."""
     spec = _bars(plot, variants) if plot.is_whole else draw(_drawing(plot), variants)
-    legend = [f"dashed: {chance_text(plot)}"] if plot.chance() else []
+    at = {name: plot.figures[0].place.get(name) for name in AT if name not in (plot.axis, *plot.fixed)}
+    told = {name: it for name, it in at.items() if it and all(f.place.get(name) == it for f in plot.figures)}
+    legend = [words.where(told)] if "batch_size" in told else []
+    legend += [f"dashed: {chance_text(plot)}"] if plot.chance() else []
     legend += ["right of the dashed upright line: longer than trained"] if plot.trained is not None else []
     legend += seeds_legend(plot.figures) if not plot.is_whole else []
     given = {"name": plot.name, "title": plot.title, "legend": "; ".join(legend), "missing": missing_text(plot)}

@@ -129,7 +129,8 @@ def draw_bounds(
     names = {"title": None, "domain": False, "ticks": False, "minExtent": extent, "labelFontSize": 13}
     names |= {"labelLimit": limit, "labelExpr": f"split(datum.label, '{LINE_END}')"}
     y, number = {"y": _field("variant", sort=order, axis=names)}, {"title": title, "tickCount": 5}
-    colours = {name: look.colour for name, look in looks(variants).items() if name in order}
+    known, names_of = looks(variants), {label: label.partition(" = ")[0] for label in order}
+    colours = {label: known[name].colour for label, name in names_of.items() if name in known}
     scale = {"domain": list(colours), "range": list(colours.values())}
     color = {"color": _field("variant", scale=scale, legend=None)} if {*order} <= {*colours} else {}
     tooltip = [_field("variant", title="figure"), _field("text", title="with its bounds")]

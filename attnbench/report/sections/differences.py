@@ -114,8 +114,8 @@ def seed_picture(
     data: list[Datum] = []
     for it in drawn:
         low, high = bounds(it)
-        data.append({"variant": it.variant, "value": it.mean, "low": low, "high": high, "text": words.outcome(it)})
-        data += [{"variant": it.variant, "dot": dot["value"]} for dot in seed_dots(it, 0)]
+        data.append({"variant": it.label, "value": it.mean, "low": low, "high": high, "text": words.outcome(it)})
+        data += [{"variant": it.label, "dot": dot["value"]} for dot in seed_dots(it, 0)]
     description = f"{name}: {'; '.join(f'{it.label} {words.outcome(it)}' for it in drawn)}."
     of_seeds = "a small dot is a seed, a large one their mean" if any(it.has_range for it in drawn) else ""
     better = "better →" if primary.higher_is_better else "← better"

@@ -18,7 +18,7 @@ from attnbench.results.rows import TRAINING
 from attnbench.results.tables import NOTHING, Table, TableCell
 from attnbench.verdict.axes import grouped
 from attnbench.verdict.ranking import Verdict
-from attnbench.verdict.seeds import MOST_MOVED, RATIO_NOTE, Figure, is_accuracy, same_models, sittings_lead
+from attnbench.verdict.seeds import MOST_MOVED, RATIO_NOTE, Figure, is_accuracy, sittings_lead
 from attnbench.verdict.summary import headline_columns, primary_metrics
 
 HOW_JUDGED = (
@@ -43,10 +43,10 @@ def evaluation_section(
     blocks += [Note(words.capitalized(described.purpose), kind="about")] if described.purpose else []
     blocks += [Examples(shown)] if (shown := examples(described.example)) else []
     blocks += [Pictures([picture(plot, variants) for plot in drawn])] if drawn else []
-    blocks += _details(figures, is_open=not drawn)
+    blocks += _details(figures, first=column.metric if column is not None else "", is_open=not drawn)
     blocks += [_comparisons(verdicts)] if verdicts else []
     blocks += _definitions(figures)
-    return Section(title=words.heading(evaluation), evaluation=evaluation, blocks=blocks)
+    return Section(title=words.task(evaluation), evaluation=evaluation, blocks=blocks)
 
 
 def evaluation_sections(
@@ -92,7 +92,6 @@ def summary_notes(protocol: Protocol, figures: Sequence[Figure], verdicts: Seque
     """Explain tests, intervals and seeds, as far as the page has them."""
     others = [name for name in protocol.variants if name not in protocol.rank] if protocol.rank else []
     parts = [f"Shown, not ranked: {words.listed(others)}."] if others else []
-    parts += [f"{line}: one model, run once." for line in same_models(protocol.shared)]
     if protocol.reference is not None:
         parts.append(f"All others are compared with {protocol.reference} only, so only it could be best of all.")
     kinds = dict.fromkeys(it.pair.primary.kind for it in verdicts)
@@ -113,8 +112,9 @@ def _outcome(verdict: Verdict) -> str:
     return f"{text} to {verdict.pair.second}{words.of_seeds(verdict)}" if verdict.is_equivalent else text
 
 
-def _details(figures: Sequence[Figure], *, is_open: bool) -> list[Folded]:
-    metrics = grouped(figures, lambda figure: figure.metric)
+def _details(figures: Sequence[Figure], *, first: str, is_open: bool) -> list[Folded]:
+    """List all numbers, those of the metric `first` before others."""
+    metrics = grouped(sorted(figures, key=lambda it: it.metric != first), lambda figure: figure.metric)
     several = [group for group in metrics.values() if len({figure.key for figure in group}) > 1]
     single = [figure for group in metrics.values() if group not in several for figure in group]
     parts = [_numbers(_metric(group[0]), "setting", group, is_open=is_open) for group in several]

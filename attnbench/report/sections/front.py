@@ -15,6 +15,7 @@ from attnbench.report.sections.verdicts import first_sentences
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import TRAINING
 from attnbench.verdict.ranking import common_reference
+from attnbench.verdict.seeds import same_models
 from attnbench.verdict.summary import Summary, summary
 
 MANY_SCORES = 9
@@ -29,7 +30,7 @@ def front(inputs: Inputs, notes: Sequence[Block]) -> Section:
     pictures = front_pictures(inputs)
     drawn = [Pictures(pictures)] if pictures else []
     equal = Note(equal_parts(inputs.rows, inputs.figures, inputs.protocol.rates), kind="note wide", heading=EQUAL)
-    blocks: list[Block] = [*unfinished, Sentences(said), equal, *lead, scores, *drawn, *notes]
+    blocks: list[Block] = [*unfinished, Sentences(said), equal, scores, *lead, *drawn, *notes]
     return Section(title="The answer", blocks=blocks, is_first=True)
 
 
@@ -39,7 +40,8 @@ def first_answer(inputs: Inputs) -> tuple[list[str], Scores]:
     content = narrowed(summary(inputs.figures, verdicts, inputs.protocol.variants))
     untested = inputs.protocol.descriptive or [unscored_reason(inputs)]
     said = first_sentences(verdicts) if verdicts else [*untested, *seed_lines(inputs)]
-    return said, Scores(score_table(content), signs_note(content, common_reference(verdicts)))
+    same = (f"{line}: one model, run once." for line in same_models(inputs.protocol.shared))
+    return said, Scores(score_table(content), " ".join([signs_note(content, common_reference(verdicts)), *same]))
 
 
 def narrowed(content: Summary) -> Summary:

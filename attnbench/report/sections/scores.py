@@ -39,7 +39,10 @@ def score_table(content: Summary, *, with_intervals: bool = False, title: str = 
         columns.append(_cells(column, entries, primaries.get(column.evaluation), with_intervals=with_intervals))
     lines = [[variant, *(cells[row] for cells in columns)] for row, variant in enumerate(content.lines)]
     headers = ["variant", *(_header(column, content.columns) for column in content.columns)]
-    return Table(title=title, lead=content.lead, headers=headers, lines=lines, notes=content.ratio_notes)
+    names = [f"{_name(column)} at {_place(column, content.columns)}" for column in content.columns]
+    named = [(name, entry.figure) for line in content.lines.values() for name, entry in zip(names, line, strict=True)]
+    lead = sittings_lead((name, figure) for name, figure in named if figure is not None)
+    return Table(title=title, lead=lead, headers=headers, lines=lines, notes=content.ratio_notes)
 
 
 def signs_note(content: Summary, reference: str | None) -> str:
@@ -59,12 +62,18 @@ def signs_note(content: Summary, reference: str | None) -> str:
 
 def _header(column: Column, columns: Sequence[Column]) -> TableCell:
     arrow = {True: " ↑", False: " ↓", None: ""}[column.higher_is_better]
-    of_it = [it.settings for it in columns if it.evaluation == column.evaluation]
-    has_widths = len({str(settings.get("width")) for settings in of_it}) > 1
-    skipped = ("split", "checkpoint", "context", *(() if has_widths else ("width",)))
+    return TableCell(text=f"{_name(column)}{arrow}", notes=(_place(column, columns),))
+
+
+def _name(column: Column) -> str:
+    return words.score_name(column.evaluation, column.metric, column.unit)
+
+
+def _place(column: Column, columns: Sequence[Column]) -> str:
+    widths = {str(it.settings.get("width")) for it in columns if it.evaluation == column.evaluation}
+    skipped = ("split", "checkpoint", "context", *(("width",) if len(widths) == 1 else ()))
     place = words.where({name: value for name, value in column.place.items() if name not in skipped})
-    place = place.replace("sequence length", "length")
-    return TableCell(text=f"{words.score_name(column.evaluation, column.metric, column.unit)}{arrow}", notes=(place,))
+    return place.replace("sequence length", "length")
 
 
 def _cells(

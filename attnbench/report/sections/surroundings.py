@@ -50,7 +50,7 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
 
 def equal_parts(rows: Sequence[ResultRow], figures: Sequence[Figure], rates: Sequence[Choice]) -> str:
     """Say what all variants have alike, and what differs."""
-    equal, apart = ["data"], [*_differing(_options(rows))]
+    equal, apart = ["data"], [*map(_plain, _differing(_options(rows)))]
     steps: dict[str, dict[str, set[int | None]]] = {}
     seeds: dict[str, dict[str, set[int | str]]] = {}
     sizes: dict[tuple[str, str], set[int]] = {}
@@ -81,11 +81,17 @@ def equal_parts(rows: Sequence[ResultRow], figures: Sequence[Figure], rates: Seq
         of_text = [it for it in costs if split_name(it.evaluation)[0] == TRAINING]
         model = " of the language model" * bool(of_text)
         first = next(iter(of_text or costs), None)
-        alike = {it.mean: it for it in of_text or costs if first and it.key == first.key and it.mean is not None}
+        taken = [it for it in of_text or costs if first and it.key == first.key and it.mean is not None]
+        alike = grouped(taken, lambda it: it.mean or 0.0)
         if len(alike) > 1:
-            least, most = (words.outcome(alike[end(alike)]) for end in (min, max))
+            least, most = (_cost(alike[end(alike)]) for end in (min, max))
             apart.append(f"{name}{model} ({least} to {most})")
-    return f"{'; '.join(equal)}." + f" Different: {'; '.join(map(_plain, apart))}." * bool(apart)
+    return f"{'; '.join(equal)}." + f" Different: {'; '.join(apart)}." * bool(apart)
+
+
+def _cost(alike: Sequence[Figure]) -> str:
+    names = words.listed(it.label for it in alike) if len(alike) < 3 else f"{len(alike)} variants"
+    return f"{names} {words.outcome(alike[0])}"
 
 
 def surroundings_table(rows: Sequence[ResultRow]) -> Table | None:

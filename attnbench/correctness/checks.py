@@ -75,7 +75,7 @@ class Error(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Check:
     kind: str
-    """training | operator | decoding | promise | first step."""
+    """training | operator | decoding | promise."""
     name: str
     mixer: MixerSettings
     """Mixer with the checked backend, or an operator as a mixer with backend triton."""
@@ -90,8 +90,6 @@ class Check:
     where: str = ""
     """File:line in the user's mixer that raised, or ""."""
     errors: list[Error] = field(default_factory=list)
-    seconds: float | None = None
-    """Time of a first step."""
 
     @property
     def backend(self) -> str:
@@ -197,9 +195,3 @@ def promise_checks(settings: MixerSettings, device: torch.device) -> Iterator[Ch
     for promise in PROMISES:
         if not (promise.needs_state and only_trains):
             yield Check(kind="promise", name=promise.words, mixer=mixer, precision="float32")
-
-
-def first_step_check(settings: MixerSettings, precision: str, device: torch.device) -> Iterator[Check]:
-    mixer = _chosen(settings, precision, device)
-    if mixer is not None:
-        yield Check(kind="first step", name=settings.name, mixer=mixer, precision=precision)

@@ -18,13 +18,11 @@ from attnbench.correctness.checks import (
     build_mixer,
     case_checks,
     decoding_checks,
-    first_step_check,
     operator_checks,
     promise_checks,
     resolved,
     training_checks,
 )
-from attnbench.correctness.doctor_rows import PARTS, write_rows
 from attnbench.correctness.operators import OPERATORS
 from attnbench.correctness.running import run_all
 from attnbench.machine.device import resolve_device
@@ -33,7 +31,7 @@ from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import resolve_precision
 from attnbench.mixers.base import Mixer, ReturnError, checked_return
 from attnbench.mixers.causality import input_of
-from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, USUAL
+from attnbench.mixers.definition import LENGTHS, PART_FACTOR, TOLERANCES, USUAL, limits
 from attnbench.mixers.relative_errors import ROUNDING_FACTOR, worst
 from attnbench.results.files import replace_file
 from attnbench.results.folder import ROOT
@@ -42,6 +40,8 @@ from attnbench.settings.escape import printable
 from attnbench.settings.registry import class_named, is_own, resolve
 from attnbench.settings.schema import DoctorSettings, MixerSettings
 
+PARTS = tuple(limits(1.0))
+"""Errors of a backend, by column of the page."""
 WIDTH = 79
 RETURN_LENGTH = 8
 """Length of the input for the first look at an output's type and shape."""
@@ -73,8 +73,7 @@ class Printer:
 def diagnose(
     settings: DoctorSettings, compose_mixers: Callable[[Sequence[str] | None], Sequence[MixerSettings]]
 ) -> Path:
-    """Print the page as it comes, and leave doctor.txt, results.csv and environment.json in a folder. First training
-    steps of the mixers that the settings name are timed too."""
+    """Print the page as it comes, and leave doctor.txt and environment.json in a folder."""
     mixers = compose_mixers(settings.mixers)
     device, say = resolve_device(settings.device), Printer()
     stamp, precision = environment(device, ROOT), resolve_precision("auto", device.type)
@@ -84,7 +83,7 @@ def diagnose(
     _say_choices(say, mixers, precision, device)
     checks = []
     with device_lock(device, shared=False):
-        sections = list(_sections(settings, mixers, precision, device))
+        sections = list(_sections(settings, mixers, device))
         # So that no worker outlives an interruption.
         with closing(run_all([check for section in sections for check in section.checks], device)) as done:
             for section in sections:
@@ -101,7 +100,7 @@ def diagnose(
     problems = list(_problems(checks))
     if not problems:
         say("What auto chooses is right.")
-    folder = _save(Path(settings.outputs_dir) / "doctor", say, checks, stamp)
+    folder = _save(Path(settings.outputs_dir) / "doctor", say, stamp)
     if problems:
         raise UserError(f"{'; '.join(problems)}; see above")
     return folder
@@ -137,8 +136,8 @@ def _require_built(settings: MixerSettings, device: torch.device) -> None:
         return
 
 
-def _save(folder: Path, say: Printer, checks: Sequence[Check], stamp: dict[str, Any]) -> Path:
-    write_rows(checks, stamp, folder / "results.csv")
+def _save(folder: Path, say: Printer, stamp: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "environment.json", json.dumps(stamp, indent=2) + "\n")
     replace_file(folder / "doctor.txt", "\n".join(say.lines) + "\n")
     print(f"  {folder}/")
@@ -164,9 +163,7 @@ def _say_choices(say: Printer, mixers: Sequence[MixerSettings], precision: str, 
         say(f"{mixer.name:15} {backend:11} {reason}", indent=2)
 
 
-def _sections(
-    settings: DoctorSettings, mixers: Sequence[MixerSettings], precision: str, device: torch.device
-) -> Iterator[PageSection]:
+def _sections(settings: DoctorSettings, mixers: Sequence[MixerSettings], device: torch.device) -> Iterator[PageSection]:
     for mixer in mixers:
         if not is_own(class_named(mixer)):
             title = f"The contract that {mixer.name}, from outside attnbench, has to keep; in float32"
@@ -181,13 +178,6 @@ def _sections(
     else:
         yield PageSection(_head(), checks)
         yield from _further_sections(mixers, device)
-    if settings.mixers is None:
-        # On a GPU each compiles two models.
-        return
-    title = "First step of a small training"
-    title += ", its kernels in the compilers' caches: warm, not cold" if device.type == "cuda" else ""
-    steps = [check for mixer in mixers for check in first_step_check(mixer, precision, device)]
-    yield PageSection(_title(title), steps)
 
 
 def _further_sections(mixers: Sequence[MixerSettings], device: torch.device) -> Iterator[PageSection]:
@@ -235,10 +225,6 @@ def _head() -> list[dict[str, Any]]:
 def _say_check(say: Printer, check: Check) -> None:
     star, verdict = "*" * check.is_chosen, _verdict(check)
     reason = check.refusal or check.failure
-    if check.kind == "first step":
-        seconds = reason if check.seconds is None else f"{check.seconds:8.2f} s"
-        say(f"{check.name:15} {check.backend:11} {seconds}", indent=2, style=STYLES.get(verdict))
-        return
     if check.kind == "training":
         columns = f"{check.name:15} {printable(check.backend) + star:11} {check.precision:9} {verdict:7}"
         parts = [[error.value for error in check.errors if error.metric == f"{part}_error"] for part in PARTS]
@@ -309,7 +295,6 @@ def _problems(checks: Sequence[Check]) -> Iterator[str]:
         backends = dict.fromkeys(check.backend for check in broken if check.kind in ("training", "decoding"))
         words = [f"breaks {num_broken} of {num_promises} promises"] if num_broken else []
         words += [f"is wrong with {' and '.join(backends)}"] if backends else []
-        words += ["fails in its first training step"] if any(check.kind == "first step" for check in broken) else []
-        yield f"attn={name} {' and '.join(filter(None, [', '.join(words[:-1]), words[-1]]))}"
+        yield f"attn={name} {' and '.join(words)}"
     if operators:
         yield f"wrong operators: {', '.join(operators)}"

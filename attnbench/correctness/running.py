@@ -1,13 +1,11 @@
 """Running of the doctor's checks, on a GPU in as many processes as there are cores.
 
 Most of the time on a GPU is compiling kernels for each width, precision and layout, so worker processes run the checks
-in the order of `_urgency`, and this process prints them in theirs. First training steps, which are timed, are taken
-again at the end, when all workers have ended.
+in the order of `_urgency`, and this process prints them in theirs.
 """
 
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -19,24 +17,13 @@ import torch
 
 from attnbench.correctness.checks import LENGTH_IN_PIECES, Check, Error, build_mixer
 from attnbench.correctness.operators import operator_errors
-from attnbench.evals.lib.step_cost import load_compiler
-from attnbench.machine.device import start_afresh, synchronize
-from attnbench.machine.precision import resolve_precision
 from attnbench.machine.processes import run_in_processes
 from attnbench.mixers.base import Mixer, ReturnError
 from attnbench.mixers.contract import ALL_LENGTHS, PROMISES
-from attnbench.mixers.definition import MODEL, TOLERANCES, Computed, by_definition, by_state, deviation, limits
+from attnbench.mixers.definition import TOLERANCES, Computed, by_definition, by_state, deviation, limits
 from attnbench.mixers.relative_errors import relative_error, worst
-from attnbench.model.building import build_model
 from attnbench.settings.errors import UserError, line_beside, one_line
 from attnbench.settings.registry import class_named, is_own, resolve
-from attnbench.settings.schema import MixerSettings, TrainSettings
-from attnbench.training.checkpoint import TrainState
-from attnbench.training.step import Batch, stepper
-
-SMALL_STEP = replace(MODEL, name="small", num_layers=2, feed_forward_width=256)
-"""Model whose first training step is timed."""
-VOCABULARY_SIZE, BATCH_SIZE, LENGTH = 256, 8, 256
 
 EXPECTED: dict[tuple[str, str, int], Computed] = {}
 """Results of definitions in a worker process, which may get further checks of a mixer; see `run`."""
@@ -60,11 +47,9 @@ def run(check: Check, device: torch.device, expected: dict[tuple[str, str, int],
             errors = operator_errors(check.name, check.precision, device)
             allowed = TOLERANCES[check.precision]
             check.errors = [Error(f"{part}_error", value, allowed, {}) for part, value in errors.items()]
-        elif check.kind == "promise":
+        else:
             (promise,) = (promise for promise in PROMISES if promise.words == check.name)
             check.failure = promise.check(build_mixer(check.mixer, device), ALL_LENGTHS)
-        else:
-            check.seconds = first_step_seconds(check.mixer, device)
     except Exception as error:
         # A mixer may refuse an option of a case.
         if check.case.options and isinstance(error, UserError) and not isinstance(error, ReturnError):
@@ -105,56 +90,19 @@ def _hold_decoding(check: Check, device: torch.device, expected: dict[tuple[str,
     check.errors = [Error("output_error", largest, TOLERANCES[check.precision], {})]
 
 
-def first_step_seconds(settings: MixerSettings, device: torch.device) -> float:
-    """Time a small model's first training step as attnbench train takes it: compiled on CUDA, with the compilers'
-    caches."""
-    precision, is_compiled = resolve_precision("auto", device.type), device.type == "cuda"
-    if is_compiled:
-        load_compiler(device)
-    start_afresh(device)
-    model = build_model(
-        [settings] * SMALL_STEP.num_layers,
-        SMALL_STEP,
-        vocabulary_size=VOCABULARY_SIZE,
-        seed=0,
-        device=device,
-    )
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(VOCABULARY_SIZE, (2, BATCH_SIZE, LENGTH), generator=generator).to(device)
-    rate = torch.tensor(1e-3, device=device)
-    step = stepper(TrainState.fresh(model), TrainSettings(num_steps=1), precision, compiled=is_compiled)
-    synchronize(device)
-    started = time.perf_counter()
-    step(Batch(*tokens.unbind()), rate)
-    synchronize(device)
-    return time.perf_counter() - started
-
-
 def run_all(checks: Sequence[Check], device: torch.device) -> Generator[Check, None, None]:
-    """Run the checks, in workers with a GPU and a second core, and yield them in order, first steps last.
-
-    On a GPU each first step is taken once before, so that its kernels are compiled when it is timed.
-    """
-    timed = [check for check in checks if check.kind == "first step"]
-    others = [check for check in checks if check.kind != "first step"]
+    """Run the checks, in workers with a GPU and a second core, and yield them in order."""
     num_processes = num_workers(device)
     if num_processes > 1:
-        yield from _run_in_workers([*others, *timed], len(others), device, num_processes)
-    else:
-        expected: dict[tuple[str, str, int], Computed] = {}
-        for check in others:
-            run(check, device, expected)
-            yield check
-        for check in timed if device.type == "cuda" else ():
-            run(replace(check), device, expected)
-    for check in timed:
-        run(check, device, {})
+        yield from _run_in_workers(checks, device, num_processes)
+        return
+    expected: dict[tuple[str, str, int], Computed] = {}
+    for check in checks:
+        run(check, device, expected)
         yield check
 
 
-def _run_in_workers(
-    checks: Sequence[Check], num_yielded: int, device: torch.device, num_processes: int
-) -> Iterator[Check]:
+def _run_in_workers(checks: Sequence[Check], device: torch.device, num_processes: int) -> Iterator[Check]:
     urgency = _urgency(checks)
     items = sorted(((index, check, device) for index, check in enumerate(checks)), key=lambda item: urgency[item[0]])
     done: dict[int, Check] = {}
@@ -162,23 +110,21 @@ def _run_in_workers(
         log = Path(folder) / "workers.log"
         outcomes = run_in_processes(run_in_worker, items, num_workers=num_processes, log=log, num_threads=1)
         with closing(outcomes):
-            for index in range(num_yielded):
+            for index in range(len(checks)):
                 while index not in done:
                     outcome = next(outcomes)
                     number, planned, _ = outcome.item
                     done[number] = outcome.result or replace(planned, failure=outcome.error)
                 yield done[index]
-            for _ in outcomes:
-                pass
 
 
 def _urgency(checks: Sequence[Check]) -> list[tuple[int, ...]]:
-    """The longest come first: steps of whole models, then fla, which tunes its launches, then kernels to compile.
-    Checks that share kernels come far apart, so that the second finds them in the compiler's cache."""
+    """The longest come first: fla, which tunes its launches, then kernels to compile. Checks that share kernels are far
+    apart, so that the second finds them in the compiler's cache."""
     seen, places = Counter(), []
     for check in checks:
         key = (_family(check), check.kind, check.case.head_width, check.precision, check.backend)
-        places.append((check.kind != "first step", check.backend == "torch", check.backend != "fla", seen[key]))
+        places.append((check.backend == "torch", check.backend != "fla", seen[key]))
         # A refused check compiles nothing.
         seen[key] += not check.refusal
     return places

@@ -33,7 +33,6 @@ from attnbench.mixers.softmax import Softmax
 from attnbench.ops.delta import delta_rule
 from attnbench.ops.diagonal import diagonal_decay
 from attnbench.ops.scalar import scalar_decay
-from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
 from attnbench.settings.schema import DoctorSettings, MixerSettings
@@ -57,11 +56,19 @@ def examine(settings: MixerSettings, lengths=LENGTHS, precisions=("float32", "bf
 
 @pytest.fixture
 def diagnosed(tmp_path, capsys, monkeypatch):
-    """A function that runs the doctor at the usual case alone; gives its page, its rows and its error, if any."""
+    """A function that runs the doctor at the usual case alone; gives its page, its checks and its error, if any."""
 
-    def diagnosed(mixers, cases=(), *, named=True, quick=False):
+    def diagnosed(mixers, cases=(), *, quick=False):
+        done = []
+
+        def kept(checks, device, run_all=run_all):
+            for check in run_all(checks, device):
+                done.append(check)
+                yield check
+
         monkeypatch.setattr(doctor, "CASES", cases)
-        names = [mixer.name for mixer in mixers] if named else None
+        monkeypatch.setattr(doctor, "run_all", kept)
+        names = [mixer.name for mixer in mixers]
         try:
             diagnose(
                 DoctorSettings(mixers=names, device="cpu", outputs_dir=str(tmp_path), quick=quick), lambda _: mixers
@@ -72,46 +79,33 @@ def diagnosed(tmp_path, capsys, monkeypatch):
             message = None
         said = capsys.readouterr().out
         assert ("What auto chooses is right." in said) == (message is None)
-        return said, read_csv(tmp_path / "doctor" / "results.csv"), message
+        return said, done, message
 
     return diagnosed
 
 
 def test_what_auto_chooses_is_right_here_and_the_page_says_so(tmp_path, diagnosed):
-    said, rows, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES)
+    said, done, message = diagnosed([from_yaml("gated_deltanet")], cases=CASES)
     assert message is None
     kept = (tmp_path / "doctor" / "doctor.txt").read_text()
     assert kept in said
     assert all(len(line) < 80 for line in kept.splitlines())
     assert not any(control in said for control in ("\x1b", "\r"))
     assert torch.__version__ in kept
-    settings = [
-        row.measurement.settings
-        for row in rows
-        if (row.identity.variant, row.identity.backend) == ("gated_deltanet", "torch")
-        and row.measurement.metric == "output_error"
-    ]
-    usual = [own["sequence_length"] for own in settings if not own.keys() & {"shape", "checked"}]
-    assert usual == [*LENGTHS] * 2
+    ran = [check for check in done if check.backend == "torch" and not check.refusal]
+    usual = [check for check in ran if check.kind == "training" and not check.case.name]
+    assert [{error.settings["sequence_length"] for error in check.errors} for check in usual] == [{*LENGTHS}] * 2
     # A window and TF32 are for a GPU; what its yaml has anyway is not looked at twice.
-    assert {own.get("shape") for own in settings if "checked" not in own} == {
-        *(None, "heads of 16 channels", "heads of 32 channels", "heads of 128 channels", "values of 48 channels"),
+    assert {check.case.name for check in ran if check.kind == "training"} == {
+        *("", "heads of 16 channels", "heads of 32 channels", "heads of 128 channels", "values of 48 channels"),
         *("keys of 256 channels", "so long that few heads go over their chunks side by side"),
         *("rotary positions", "outputs normed and gated by a sigmoid"),
     }
-    assert [own["checked"] for own in settings if "checked" in own] == ["gated_deltanet, torch"] * 2
+    assert [check.name for check in ran if check.kind == "decoding"] == ["gated_deltanet, torch"] * 2
     assert "swiglu" in kept.partition("Torch's own form is all there is on this device")[2]
-    assert sum(row.measurement.metric == "first_step_seconds" for row in rows) == 1
-    refused = [row.measurement for row in rows if row.identity.backend == "fla"]
+    refused = [check for check in done if check.backend == "fla"]
     assert refused
-    assert all(row.status == "unsupported" and "CUDA" in row.reason for row in refused)
-
-
-def test_first_steps_are_timed_of_mixers_that_are_named(diagnosed):
-    said, rows, _ = diagnosed([from_yaml("softmax")], named=False)
-    assert "First step" not in said
-    assert rows
-    assert not any(row.measurement.metric == "first_step_seconds" for row in rows)
+    assert all("CUDA" in check.refusal for check in refused)
 
 
 def test_what_takes_longest_runs_first_and_kernels_are_compiled_once():
@@ -121,27 +115,21 @@ def test_what_takes_longest_runs_first_and_kernels_are_compiled_once():
 
     planned = [
         *(check("deltanet", "torch"), check("deltanet"), check("deltanet", case=Case(name="narrow", head_width=16))),
-        *(check("efla"), check("efla", precision="bfloat16"), check("linear", "fla"), check("gla", kind="first step")),
+        *(check("efla"), check("efla", precision="bfloat16"), check("linear", "fla")),
     ]
     places = running._urgency(planned)
     # The kernels of efla are those of deltanet at one width and precision: they are in the cache by then.
-    assert [index for index, _ in sorted(enumerate(places), key=lambda pair: pair[1])] == [6, 5, 1, 2, 4, 3, 0]
+    assert [index for index, _ in sorted(enumerate(places), key=lambda pair: pair[1])] == [5, 1, 2, 4, 3, 0]
 
 
 @pytest.mark.slow
 def test_workers_run_the_checks_and_the_order_stays(monkeypatch):
-    """First steps, which are timed, come when all workers have ended."""
     monkeypatch.setattr(running, "num_workers", lambda device: 2)
-    planned = [
-        *checks.first_step_check(from_yaml("linear"), "float32", CPU),
-        *training_checks(from_yaml("linear"), CPU, lengths=(5,)),
-    ]
-    planned[1].mixer = replace(planned[1].mixer, target="nowhere.Missing")
-    broken, *right, first_step = run_all(planned, CPU)
-    assert first_step is planned[0]
-    assert first_step.seconds
+    planned = list(training_checks(from_yaml("linear"), CPU, lengths=(5,)))
+    planned[0].mixer = replace(planned[0].mixer, target="nowhere.Missing")
+    broken, *right = run_all(planned, CPU)
     assert "nowhere.Missing" in broken.failure
-    for check, plan in zip(right, planned[2:], strict=True):
+    for check, plan in zip(right, planned[1:], strict=True):
         assert (check.backend, check.precision, check.refusal) == (plan.backend, plan.precision, plan.refusal)
         assert not check.is_wrong
         assert bool(check.errors) != bool(check.refusal)
@@ -267,13 +255,12 @@ def test_what_raises_or_is_no_number_is_wrong_and_a_warning_where_auto_does_not_
         assert any(math.isnan(error.value) for error in found["nan", precision].errors)
         assert found["raises", precision].failure == "RuntimeError: no such kernel"
         assert found["raises", precision].is_wrong
-    said, rows, message = diagnosed([settings])
+    said, done, message = diagnosed([settings])
     assert message is None
     # In training, and where it decodes.
     assert said.count("warning: ") == 8
     assert "warning: mine, nan is wrong in float32; auto does not choose it." in said
-    statuses = {row.identity.backend: row.measurement.status for row in rows}
-    assert statuses == {"torch": "ok", "nan": "failed", "raises": "failed"}
+    assert {check.backend: check.is_wrong for check in done} == {"torch": False, "nan": True, "raises": True}
 
 
 def test_the_line_of_a_user_s_mixer_that_raises_is_said_once(diagnosed):
@@ -302,20 +289,6 @@ def test_a_value_that_the_mixer_refuses_is_no_wrong_kernel():
         run(check, CPU, {})
         assert check.refusal == "attn.conv_size=0.5: must be an integer"
         assert not check.is_wrong
-
-
-def test_a_first_step_that_fails_is_an_error_and_is_kept(diagnosed, monkeypatch):
-    def first_step(mixer, device):
-        if mixer.name == "softmax":
-            raise RuntimeError("no such graph\nand a second line")
-        return 1.0
-
-    monkeypatch.setattr(running, "first_step_seconds", first_step)
-    said, rows, message = diagnosed([from_yaml("softmax"), from_yaml("linear")])
-    assert message == "attn=softmax fails in its first training step; see above"
-    assert "RuntimeError: no such graph" in said
-    steps = [row for row in rows if row.measurement.metric == "first_step_seconds"]
-    assert {row.identity.variant: row.measurement.status for row in steps} == {"softmax": "failed", "linear": "ok"}
 
 
 @pytest.mark.parametrize("part", ["mix", "mix_newest"])
@@ -376,7 +349,6 @@ def test_the_command_s_exit_code_tells_of_a_user_s_broken_mixer(tmp_path, monkey
     wrong = "mine is wrong with backend=torch in float32; auto chooses it; no other backend of it is right here."
     assert wrong in " ".join(output.split())
     assert "at length 133" in output
-    assert read_csv(tmp_path / "doctor" / "results.csv")
     promises = dict(re.findall(r"^  (\S.*?) {2,}(kept|broken)$", output, re.MULTILINE))
     assert promises.keys() == {promise.words for promise in PROMISES}
     assert [words for words, verdict in promises.items() if verdict == "broken"] == ["equals its definition"]
@@ -405,16 +377,14 @@ def test_a_mixer_that_cannot_be_built_is_one_error_and_no_page(kind, message, ca
 
 
 def test_the_contract_stands_first_and_quick_leaves_out_the_rest(diagnosed):
-    said, rows, message = diagnosed([outside("outside_mixers.CheapOnPaper")], CASES[:1], quick=True)
+    said, done, message = diagnosed([outside("outside_mixers.CheapOnPaper")], CASES[:1], quick=True)
     assert said.index("The contract that mine") < said.index("Backends against the mixer's definition")
     assert message == f"attn=mine breaks 1 of {len(PROMISES)} promises; see above"
-    assert "First step of a small training" in said
     assert "at other shapes" not in said
     assert "then decoded" not in said
-    assert {row.identity.precision for row in rows if row.measurement.metric.endswith("_error")} == {"float32"}
-    # A row for each promise says which is broken.
-    promises = {row.measurement.settings["promise"]: row for row in rows if row.measurement.metric == "promise_kept"}
+    assert {check.precision for check in done} == {"float32"}
+    promises = {check.name: check for check in done if check.kind == "promise"}
     assert promises.keys() == {promise.words for promise in PROMISES}
-    (broken,) = (row.measurement for row in promises.values() if row.measurement.status != "ok")
-    assert (broken.status, "mixing_flops(127) is 889" in broken.reason) == ("failed", True)
-    assert broken.reason.partition(": ")[2] in " ".join(said.split())
+    (broken,) = (check for check in promises.values() if check.failure)
+    assert "mixing_flops(127) is 889" in broken.failure
+    assert " ".join(broken.failure.split()) in " ".join(said.split())

@@ -11,7 +11,6 @@ from attnbench.correctness.doctor import diagnose
 from attnbench.correctness.operators import OPERATORS
 from attnbench.correctness.running import run
 from attnbench.ops.layers.triton import swiglu as swiglu_kernel
-from attnbench.results.row_tables import read_csv
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import DoctorSettings
 
@@ -91,5 +90,4 @@ def test_a_broken_operator_is_an_error_that_names_it(tmp_path, capsys, monkeypat
     said = capsys.readouterr().out
     assert "warning: swiglu is wrong in float32." in said
     assert "What auto chooses is right" not in said
-    rows = read_csv(tmp_path / "doctor" / "results.csv")
-    assert {row.measurement.settings["checked"] for row in rows} == set(OPERATORS)
+    assert all(f"  {name}" in said for name in OPERATORS)

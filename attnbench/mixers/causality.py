@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.machine.precision import computing, dtype_of
 from attnbench.mixers.base import Mixer, ReturnError, checked_return
@@ -18,6 +18,8 @@ POSITIONS = (0, 63, 64, 100)
 
 LONGEST_CHECK = 256
 """Largest number of positions that are checked before a training."""
+
+AVERAGING_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 LEAK = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
 """Share of a gradient or an output that may leak, by precision, in a mixer from outside attnbench: a convolution by
@@ -35,6 +37,8 @@ def seen_of_the_future(
     x_BTD.requires_grad_()
     positions = [position for position in (*POSITIONS, length // 2) if position < length - 1]
     leak = 0.0 if is_exact else LEAK[precision]
+    norms = {type(part).__name__ for part in mixer.modules() if isinstance(part, AVERAGING_NORMS)}
+    why = f" ({', '.join(sorted(norms))}: averages over positions; nn.LayerNorm and nn.RMSNorm do not)" if norms else ""
     with computing(precision, x_BTD.device):
         y_BTD, _ = checked_return(mixer(_narrowed(x_BTD, precision)), x_BTD)
         if not y_BTD.any():
@@ -53,7 +57,7 @@ def seen_of_the_future(
             ahead_T = share_T[position + 1 :]
             if ahead_T.norm() > leak:
                 most = position + 1 + int(ahead_T.argmax())
-                return f"position {position} sees position {most}: {ahead_T.norm():.1e} of its gradient lies ahead"
+                return f"position {position} sees position {most}: {ahead_T.norm():.1e} of its gradient lies ahead{why}"
         with torch.no_grad():
             # An operation without a gradient, as argmax or detach, shows in the output alone.
             for position in positions:
@@ -63,7 +67,7 @@ def seen_of_the_future(
                 # Outputs that are not finite say nothing about the future.
                 allowed = leak if is_exact else max(leak, torch.finfo(y_BTD.dtype).eps)
                 if not error <= allowed and y_BTD.isfinite().all():
-                    return f"outputs up to position {position} change by {error:.1e} where only later inputs do"
+                    return f"outputs up to position {position} change by {error:.1e} where only later inputs do{why}"
     return ""
 
 

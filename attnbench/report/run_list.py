@@ -13,7 +13,7 @@ from attnbench.machine.signals import answering
 from attnbench.report.sections.words import metric_name, status_name
 from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
-from attnbench.results.rows import TRAINING, ResultRow, is_search
+from attnbench.results.rows import MIXER_OPTIONS, TRAINING, ResultRow, is_search
 from attnbench.results.runs import Run, find_runs, keep
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
 from attnbench.settings.errors import UserError, did_you_mean
@@ -156,8 +156,15 @@ def _labels(run: Run) -> list[str]:
     seed = NOTHING if run.seed is None else str(run.seed)
     seed = f"s{_seed(run) - SELECTION_SEED}" if is_search(_seed(run)) else seed
     # A terminal breaks lines between words.
-    what = run.what.replace("-", " ") if run.is_cell else run.what
+    what = _what(run).replace("-", " ") if run.is_cell else _what(run)
     return [run.hash, what, seed, _when(run.modified), _size(run.num_bytes)]
+
+
+def _what(run: Run) -> str:
+    """Return a run's name, with the class of a layer from outside: module-tiny-T256 (my_layer:MyLayer)."""
+    options = next((row.measurement.settings.get(MIXER_OPTIONS) for row in run.scores.values()), None)
+    named = (options.get("path") or options.get("layer")) if isinstance(options, dict) else None
+    return f"{run.what} ({named})" if named else run.what
 
 
 def _seed(run: Run) -> int:
@@ -193,7 +200,7 @@ def _columns(runs: Sequence[Run]) -> Table:
         [
             str(run.folder),
             run.experiment,
-            run.what,
+            _what(run),
             "" if run.seed is None else str(run.seed),
             run.status,
             "" if run.step is None else str(run.step),

@@ -124,6 +124,11 @@ def test_a_circular_convolution_sees_the_future_and_its_share_is_written_in_digi
         model_of("attn.path=outside_layers:CircularConvolution")
 
 
+def test_a_norm_over_positions_is_named_with_its_remedy() -> None:
+    with pytest.raises(UserError, match=r"sees position .* \(BatchNorm1d: averages over positions; nn\.LayerNorm and"):
+        model_of("attn.path=outside_layers:BatchNormed")
+
+
 def test_is_matched_by_parameters_and_has_no_state_to_match() -> None:
     settings = compose([*TINY, f"attn.path={PATH}"])
     found = match_mixer(settings.mixer, settings.model, match="params", **HOW)

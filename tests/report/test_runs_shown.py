@@ -66,6 +66,20 @@ def test_a_terminal_shows_a_line_an_experiment(outputs):
     assert line[:4] == ["demo", "4", "0", "1"]
 
 
+def test_runs_of_different_layers_of_a_user_name_their_classes(tmp_path):
+    for digits, path in (("11110000", "my_layer:Mine"), ("22220000", "my_layer:Other")):
+        folder = tmp_path / "demo" / f"module-4m-T256-seed0-{digits}"
+        (folder / "results").mkdir(parents=True)
+        (folder / "config.yaml").touch()
+        identity = identity_of(variant="module", evaluation="perplexity", config_hash=digits)
+        with ResultsWriter(folder / "results" / f"perplexity-{digits}.jsonl", identity) as writer:
+            settings = {"split": "test", "mixer_options": {"path": path, "options": {}}}
+            writer.write(Measurement(metric="nats_per_character", value=2.5, unit="nat", settings=settings))
+    text = " ".join(on_terminal(list_tables(find_runs(tmp_path))).split())
+    assert "(my_layer:Mine)" in text
+    assert "(my_layer:Other)" in text
+
+
 def test_a_terminal_shows_a_line_a_run_with_its_score_and_reason(outputs):
     text = on_terminal(list_tables(find_runs(outputs)))
     lines = {line.split()[0]: line for line in text.splitlines() if line[1:9] in (*CONFIGS, "44440000")}

@@ -114,7 +114,7 @@ def test_operations_that_cannot_be_counted_are_unknown_and_do_not_refuse_a_train
     model = build_model([mixer] * 2, settings.model, vocabulary_size=30, seed=0)
     assert model.forward_flops(64) is None
     assert flops(model.layers[0].mixer, ALL_LENGTHS) == ""
-    found = match_model([mixer], settings.model, match="params", seq_len=64, vocabulary_size=30)
+    found = match_model([mixer] * 2, settings.model, match="none", seq_len=64, vocabulary_size=30)
     row = next(iter(budget(found)))
     assert (row.value, row.status, row.reason) == (None, "unsupported", "an unknown number of operations")
 

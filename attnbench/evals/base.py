@@ -71,7 +71,7 @@ class CheckpointEvaluation(Evaluation, ABC):
         """Yield each number as soon as it is known."""
 
     def failed(self, subject: Subject, status: str, reason: str) -> Iterator[Measurement]:
-        """Yield rows without numbers after a failed training."""
+        """Yield rows without numbers in place of the compared scores after a failed training."""
         yield from ()
 
 
@@ -268,6 +268,8 @@ NOT_OF_TASK += ("embedding_dropout", "doubled_residual", "precision", *OF_TRAINI
 
 
 class SizedProbe(Probe, ABC):
+    """A probe whose models have one size, given by its options."""
+
     width: int = option(64, "of the model", minimum=1)
     head_width: int = option(32, "channels a head", minimum=1)
     feed_forward_width: int = option(168, "hidden channels of the SwiGLU; 0 for none", minimum=0)

@@ -121,8 +121,8 @@ class Shell(MixerOptions):
 
 
 class RecurrentState(NamedTuple):
-    """A mixer with more memory has its own class, whose fields before `history_BWC` are the recurrence's memory; their
-    letters give the shapes."""
+    """Memory of fixed size. A mixer with more memory has its own class, whose fields before `history_BWC` are the
+    recurrence's memory; their letters give the shapes."""
 
     memory_BHKV: Tensor
     history_BWC: Tensor

@@ -43,10 +43,7 @@ def recall_strings(
     vocabulary_filler: bool = False,
     nearness: float = NEARNESS,
 ) -> Batch:
-    """Make sequences; 3 pairs, length 14:
-
-        input   k3 v3 k1 v1 k7 v7 .  .  k1 .  k7 .  k3 .
-        target  .  .  .  .  .  .  .  .  v1 .  v7 .  v3 .
+    """Make sequences, as the example of evals/recall.py.
 
     Symbol 0 is the blank, the rest of the lower half of the vocabulary are keys, the upper half values. Keys of a
     sequence are different, and so are its values. Each key is a query once, in random order. The positions after the

@@ -37,7 +37,6 @@ def weighted(value_BTHV: Tensor, write_BTH: Tensor | None) -> Tensor:
 def _by_heads(
     query_BTGK: Tensor, key_BTGK: Tensor, value_BTHV: Tensor, log_decay_BTH: Tensor, write_BTH: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Repeat query and key for the value's heads."""
     repeats = value_BTHV.shape[2] // query_BTGK.shape[2]
     if repeats > 1:
         query_BTGK, key_BTGK = (x.repeat_interleave(repeats, 2) for x in (query_BTGK, key_BTGK))

@@ -14,7 +14,6 @@ MASKED_SCORE = tl.constexpr(-1e30)
 
 @triton.jit
 def _own_keys(position, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr):
-    """Return the first key and the end of this program's split."""
     stop = tl.load(position).to(tl.int32) + 1
     first = 0
     if WINDOW > 0:

@@ -62,7 +62,7 @@ def rows_of_parts(num_splits: int, constants: dict[str, Any], *names: str) -> di
 
 @triton.jit
 def own_part(first, middle, stop, BLOCK: tl.constexpr):
-    """Return the first, middle and stop of a program's own part: whole blocks, possibly none."""
+    """Whole blocks, possibly none."""
     num_blocks, split, num_splits = tl.cdiv(stop - first, BLOCK), tl.program_id(1), tl.num_programs(1)
     own_first = first + split * num_blocks // num_splits * BLOCK
     own_stop = tl.minimum(stop, first + (split + 1) * num_blocks // num_splits * BLOCK)
@@ -86,7 +86,6 @@ def combine_kernel(
     HEADS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_PADDED: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Combine y and z of the parts, for some queries of one head."""
     num_blocks = tl.cdiv(num_queries, ROWS)
     sequence = (tl.program_id(0) // num_blocks).to(tl.int64)
     batch, head = sequence // HEADS, sequence % HEADS

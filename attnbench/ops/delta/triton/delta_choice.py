@@ -131,7 +131,6 @@ class DeltaRule(Chunked):
 
     @property
     def values(self) -> int:
-        """The largest block of value channels: a power of 2 that divides them."""
         return min(128 if self.chunk == 64 else NARROW_VALUES, self.value_width & -self.value_width)
 
     def launch_of(self, kernel: str) -> dict[str, int]:

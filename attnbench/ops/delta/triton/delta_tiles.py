@@ -32,8 +32,7 @@ BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
 
 @triton.jit
 def chunk_place(length, num_heads, C: tl.constexpr):
-    """Return a program's chunk counted over all heads of all sequences (on the grid's first axis; the others end at
-    65,535), sequence, head and first position."""
+    """The grid's first axis counts chunks over all heads of all sequences; the others end at 65,535."""
     index = tl.program_id(0)
     num_chunks = tl.cdiv(length, C)
     program = index // num_chunks

@@ -124,7 +124,6 @@ class DiagonalRule(Chunked):
         return min(LAUNCH[kernel]["KEYS"], self.key_width)
 
     def values(self, kernel: str) -> int:
-        """Return the channels of a kernel's block of values."""
         most = self.launch_of(kernel)["VALUES"] if self.chunk == 64 else NARROW_VALUES
         channels = min(most, self.value_width & -self.value_width)
         if kernel.startswith("walk"):

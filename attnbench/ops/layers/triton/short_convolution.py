@@ -123,7 +123,7 @@ def _arguments(
 
 @triton.jit
 def _place(length, channels, BLOCK: tl.constexpr, POSITIONS: tl.constexpr):
-    """Return this program's segment, sequence, first position, channels and which exist, in the order of the memory."""
+    """The grid is ordered as the memory."""
     num_blocks, num_segments = tl.cdiv(channels, BLOCK), tl.cdiv(length, POSITIONS)
     part = tl.program_id(0) // num_blocks
     channel = (tl.program_id(0) % num_blocks) * BLOCK + tl.arange(0, BLOCK)

@@ -130,7 +130,6 @@ def _turned(x, cos, sin, HEADS: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _copy_values(source, target, first_row, end_row, source_keys, target_keys, VALUES: tl.constexpr,
                  PADDED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Copy the last VALUES channels of rows to the end of other rows."""
     row = first_row + tl.arange(0, ROWS)[:, None]
     source += row * (source_keys + VALUES) + source_keys
     target += row * (target_keys + VALUES) + target_keys
@@ -143,8 +142,6 @@ def _copy_values(source, target, first_row, end_row, source_keys, target_keys, V
 @triton.jit
 def _places(num_rows, gain, bias, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr,
             PADDED: tl.constexpr, ANGLES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Return a program's first position and its model's end; offsets of the shared channels, their mask, offsets of the
-    channels by head, and offsets and mask of the angles; gains of query and key, and the address of the biases."""
     model = tl.program_id(1).to(tl.int64)
     head, channel = tl.arange(0, PADDED_HEADS)[:, None], tl.arange(0, PADDED)[None, :]
     pair, is_head = tl.arange(0, PADDED // 2)[None, :], head < HEADS

@@ -14,8 +14,7 @@ UNSPECIALIZED = ("length", "segment")
 
 @triton.jit
 def locate(length, segment, HEADS: tl.constexpr):
-    """Return this program's sequence, head, first position, end, and its number among the segments of all heads of all
-    sequences. Adjacent heads are neighbours in the grid."""
+    """Adjacent heads are neighbours in the grid."""
     num_segments = tl.cdiv(length, segment)
     head, rest = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     sequence, part = rest // num_segments, rest % num_segments
@@ -25,7 +24,7 @@ def locate(length, segment, HEADS: tl.constexpr):
 
 @triton.jit
 def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Return addresses of a chunk of a head in (B, length, stride), 64 bits for large tensors, and which exist."""
+    """Return addresses, 64 bits for large tensors, and which exist."""
     row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
     exists = (first + row < length)[:, None]

@@ -16,10 +16,10 @@ from attnbench.data.pieces import BYTE_ORDER_MARK
 from attnbench.data.tokenizer import Tokenizer
 from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
-from attnbench.machine.precision import computing, dtype_of
+from attnbench.machine.precision import computing
 from attnbench.machine.signals import answering
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.sampling import FiniteSampling, Writer, check_states, write_by_recomputation
+from attnbench.model.sampling import FiniteSampling, continuation
 from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check
 from attnbench.settings.errors import UserError
@@ -47,8 +47,6 @@ def write_text(settings: GenerationSettings, trained: RunSettings) -> Path:
         backend={name: part.options.get("backend", "auto") for name, part in parts_of(trained.mixer).items()},
     )
     check_code(folder, record.mixers)
-    if not settings.recompute:
-        check_states(model)
     prompt = read_prompt(settings)
     started = time.perf_counter()
     with _continued(settings, model, record, prompt) as tokens:
@@ -80,10 +78,9 @@ def sample(
     settings = GenerationSettings(
         **{"run": "", "checkpoint": "final", "prompt": prompt, "prompt_file": None, "num_samples": 1},
         **{"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k, "seed": seed},
-        **{"recompute": False, "backend": None, "device": device},
+        **{"backend": None, "device": device},
     )
     check(settings)
-    check_states(model)
     with _continued(settings, model, record, read_prompt(settings)) as tokens:
         return tokenizer_of(record).decode(torch.cat(list(tokens)).tolist())
 
@@ -158,18 +155,10 @@ def _tokens(
         seed=settings.seed,
         device=device,
     )
-    if settings.recompute:
-        tokens = write_by_recomputation(model, prompt_BT, settings.num_tokens, sampling)
-        return sampling.checked(tokens, record.precision)
-    writer = Writer(
-        model,
-        sampling,
-        batch_size=settings.num_samples,
-        max_length=len(tokens_T) + settings.num_tokens,
-        dtype=dtype_of(record.precision),
-        captured=device.type == "cuda",
+    tokens = continuation(
+        model, prompt_BT, settings.num_tokens, sampling, record.precision, captured=device.type == "cuda"
     )
-    return sampling.checked(writer.write(prompt_BT, settings.num_tokens), record.precision)
+    return sampling.checked(tokens, record.precision)
 
 
 def _show(prompt: str, tokens: Iterator[Tensor], tokenizer: Tokenizer, num_samples: int) -> int:

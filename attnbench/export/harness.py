@@ -20,14 +20,13 @@ from attnbench.machine.environment import device_name
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing, resolve_precision
 from attnbench.model.loss import character_nats
-from attnbench.model.sampling import FiniteSampling, not_finite
+from attnbench.model.sampling import FiniteSampling, continuation, not_finite
 from attnbench.model.stored import check_finite, load_checkpoint, tokenizer_of
 from attnbench.settings.check import check_options, check_value, unknown_setting
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import GenerationSettings, TrainSettings
 from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.prepare import check_code
-from attnbench.training.sample import continuation
 
 BATCH_TOKENS = 2**16
 """Positions in a batch with batch_size=auto."""

@@ -79,7 +79,7 @@ class Adapter(Mixer):
 
     @property
     def stateless(self) -> str:
-        return f"{self.words}: has no state to decode with; attnbench generate recompute=true reads all the text again"
+        return f"{self.words}: has no state to decode with"
 
     def init_state(self, batch_size: int, max_length: int, dtype: torch.dtype) -> State:
         raise UserError(self.stateless)

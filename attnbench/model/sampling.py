@@ -7,18 +7,13 @@ import torch
 from torch import Tensor
 
 from attnbench.machine.cuda_graph import CapturedCall
+from attnbench.machine.precision import dtype_of
 from attnbench.mixers.base import State
 from attnbench.model.language_model import LanguageModel
 from attnbench.settings.errors import UserError
 
 READ_LENGTH = 256
 """Most positions of a prompt read at a time, so that any mixer's prefill fits."""
-
-
-def check_states(model: LanguageModel) -> None:
-    backend = model.backend_without_state
-    if backend:
-        raise UserError(f"backend={backend}: only trains, it takes no state; choose another, or recompute=true")
 
 
 class Sampling:
@@ -185,3 +180,21 @@ def write_by_recomputation(
         token_B = sampling.choose(logits_BC)
         tokens_BT = torch.cat([tokens_BT, token_B[:, None]], dim=1)
         yield token_B
+
+
+def continuation(
+    model: LanguageModel,
+    prompt_BT: Tensor,
+    num_tokens: int,
+    sampling: Sampling,
+    precision: str,
+    *,
+    captured: bool = False,
+) -> Iterator[Tensor]:
+    """Return the tokens (B,) that follow a prompt, from the model's state or, without one, by recomputation."""
+    if model.backend_without_state:
+        return write_by_recomputation(model, prompt_BT, num_tokens, sampling)
+    batch_size, length = prompt_BT.shape
+    dtype, max_length = dtype_of(precision), length + num_tokens
+    writer = Writer(model, sampling, batch_size=batch_size, max_length=max_length, dtype=dtype, captured=captured)
+    return writer.write(prompt_BT, num_tokens)

@@ -187,7 +187,6 @@ def naming_the_way_out(folder: Path) -> Iterator[None]:
         yield
     except UserError as error:
         if not folder.exists():
-            # attnbench runs may remove a checkpoint meanwhile.
             raise UserError(
                 f"{folder}: is not there, or was removed while it was read; the command that trained it trains it again"
             ) from None

@@ -401,7 +401,6 @@ class GenerationSettings:
     """0: greedy. Logits divided by less than the minimum may overflow float32."""
     top_k: int | None = setting(None, minimum=1)
     seed: int = setting(minimum=0, maximum=2**31 - 1)
-    recompute: bool
     backend: str | None
     device: str
 

@@ -1,13 +1,12 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from attnbench.machine.precision import computing, dtype_of
+from attnbench.machine.precision import computing
 from attnbench.model.language_model import LanguageModel
-from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
+from attnbench.model.sampling import Sampling, continuation
 from attnbench.model.stored import ModelRecord, tokenizer_of
 from attnbench.results.files import replace_file
 
@@ -38,15 +37,3 @@ def write_sample(folder: Path, model: LanguageModel, record: ModelRecord, tokens
         "seed": SEED,
     }
     replace_file(folder / SAMPLE, json.dumps(content) + "\n")
-
-
-def continuation(
-    model: LanguageModel, prompt_BT: Tensor, num_tokens: int, sampling: Sampling, precision: str
-) -> Iterator[Tensor]:
-    """Return the tokens (B,) that follow a prompt, from the model's state or, without one, by recomputation."""
-    if model.backend_without_state:
-        return write_by_recomputation(model, prompt_BT, num_tokens, sampling)
-    batch_size, length = prompt_BT.shape
-    dtype, max_length = dtype_of(precision), length + num_tokens
-    writer = Writer(model, sampling, batch_size=batch_size, max_length=max_length, dtype=dtype, captured=False)
-    return writer.write(prompt_BT, num_tokens)

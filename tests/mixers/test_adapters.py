@@ -79,7 +79,7 @@ def test_it_keeps_the_contract_but_for_a_state() -> None:
         promise = type("Promise", (), {"check": staticmethod(check)})
         assert breach(promise, build, case) == ""  # pyright: ignore[reportArgumentType]
     mixer = build()
-    with pytest.raises(UserError, match=r"attn\.path=outside_layers:Tutorial: has no state .* recompute=true"):
+    with pytest.raises(UserError, match=r"attn\.path=outside_layers:Tutorial: has no state to decode with"):
         mixer.init_state(1, 8, torch.float32)
     with pytest.raises(UserError, match="has no state"):
         mixer(torch.zeros(1, 2, 128), ())

@@ -155,8 +155,6 @@ def test_the_prompt_comes_from_words_a_file_or_standard_input(folder, monkeypatc
     assert capsys.readouterr().out == by_words.out
     assert generate(monkeypatch, folder, given=b"the quick\n") is None
     assert capsys.readouterr().out == by_words.out
-    assert generate(monkeypatch, folder, "recompute=true", given=b"the quick") is None
-    assert capsys.readouterr().out == by_words.out
     assert generate(monkeypatch, folder, "seed=1", given=b"the quick") is None
     assert capsys.readouterr().out != by_words.out
 
@@ -178,7 +176,7 @@ def test_nothing_is_written_that_a_terminal_obeys(folder, monkeypatch, capsys):
     assert printable_text("a\tb\nc\r\x1b\u202e") == "a\tb\nc\\r\\x1b\\u202e"
 
 
-@pytest.mark.parametrize("how", [[], ["recompute=true"], ["num_samples=2"]])
+@pytest.mark.parametrize("how", [[], ["num_samples=2"]])
 def test_a_model_whose_logits_are_not_finite_writes_nothing(how, folder, monkeypatch, capsys, tmp_path):
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     final = broken / "checkpoint" / "final"

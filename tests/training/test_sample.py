@@ -34,5 +34,5 @@ def test_a_kernel_without_a_state_writes_by_recomputation(tmp_path, monkeypatch)
     sample = written(tmp_path, model)
     mixer = model.layers[0].mixer
     monkeypatch.setattr(type(mixer), "trains_only", frozenset({mixer.backend}))
-    monkeypatch.setattr("attnbench.training.sample.Writer", None)
+    monkeypatch.setattr("attnbench.model.sampling.Writer", None)
     assert written(tmp_path, model)["text"][:20] == sample["text"][:20]

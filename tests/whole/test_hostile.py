@@ -289,7 +289,7 @@ READERS = {
 def compose_generation(prompt: Path) -> GenerationSettings:
     return GenerationSettings(
         run="", checkpoint="final", prompt=None, prompt_file=str(prompt), num_tokens=1, num_samples=1,
-        temperature=0.0, top_k=None, seed=0, recompute=False, backend=None, device="cpu",
+        temperature=0.0, top_k=None, seed=0, backend=None, device="cpu",
     )  # fmt: skip
 
 

@@ -224,8 +224,9 @@ def sittings_lead(named: Iterable[tuple[str, Figure]]) -> str:
             # References of other models or lengths take other times.
             key = name, it.model, it.seq_len, it.precision, it.device
             references.setdefault(key, []).extend(figure.references)
-    unseen = [name for name, variants in without.items() if len(variants) > 1]
-    return sittings_line(timed) or _without_line(unseen) or _references_line(references)
+    unseen = [name for name, variants in without.items() if len(variants) > 1 and len({*timed[name]}) == 1]
+    reasons = sittings_line(timed), _without_line(unseen), _references_line(references)
+    return " ".join(filter(None, reasons))
 
 
 def _without_line(names: Sequence[str]) -> str:

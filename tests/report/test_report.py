@@ -307,7 +307,7 @@ def test_it_can_be_read_without_seeing_it(page):
 def test_how_it_was_made_is_on_the_page(page):
     for text in (
         *("attnbench compare plan=demo", CORPUS, "Mixed commits. ", "00c0ffee0000", "5357fac305d1"),
-        *("2.12.0+cu130", "at the edge of those tried", "that of width 128", "the process was killed by signal 9"),
+        *("2.12.0+cu130", "at the edge of those tried", "the process was killed by signal 9"),
         *("Forward FLOPs a token", "models without these, such as recall’s", "loss is nan after 312 steps"),
         "150.2 GiB asked for, 139.8 GiB there",
     ):
@@ -452,6 +452,15 @@ def test_times_without_a_reference_are_not_ranked_and_times_and_memory_name_thei
             rows.append(dataclasses.replace(given, measurement=of_size, identity=identity))
     table = score_table(summary(figures(rows), []))
     assert table.lead.startswith("No ranking of speed: no reference timed beside each run")
+    # Each reason names its own columns.
+    mixed = [
+        dataclasses.replace(it, sitting=it.identity.variant) if it.identity.evaluation == "scaling" else it
+        for it in rows
+    ]
+    lead = score_table(summary(figures(mixed), [])).lead
+    assert re.search(
+        r"several sittings[^.]*: training step \(ms\) at [^.]*\. No ranking of speed: no ref[^.]*: tokens/s at", lead
+    )
     heads = list(map(str, table.headers))
     cells = [pair for line in table.lines for pair in zip(heads, line, strict=True)]
     assert {head for head, cell in cells if getattr(cell, "mark", "") == "best"} == {heads[3]}
@@ -824,11 +833,9 @@ def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
 
 
 def test_a_rate_at_the_edge_of_those_tried_is_in_the_answer(inputs):
-    # linear's two, of which recall's is that of another width.
     told = answer(inputs)["Learning rates"]
-    assert told == [
-        "Copy, width 64: linear did best at 0.03, at the edge of the rates tried; one beyond it may be better."
-    ]
+    found = "width 64: linear did best at 0.03, at the edge of the rates tried; one beyond it may be better."
+    assert told == [f"Copy, {found}", f"Recall, {found}"]
     inside = [dataclasses.replace(rate, at_edge=False) for rate in inputs.protocol.rates]
     protocol = dataclasses.replace(inputs.protocol, rates=inside)
     assert "Learning rates" not in answer(dataclasses.replace(inputs, protocol=protocol))

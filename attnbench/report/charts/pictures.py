@@ -93,12 +93,12 @@ def _datum(plot: Plot, figure: Figure, least: float | None = None) -> Datum:
     return datum
 
 
-def seeds_legend(figures: Iterable[Figure]) -> list[str]:
-    """Say what the small dots and the upright lines at the means are."""
+def seeds_legend(figures: Iterable[Figure], lines: str = "upright lines") -> list[str]:
+    """Say what the small dots and the lines at the means are."""
     measured = [it for it in figures if it.mean is not None]
     with_interval = [it for it in measured if not it.has_range and bounds(it)[0] != bounds(it)[1]]
     dots = ["small dots: seeds"] if any(it.has_range for it in measured) else []
-    return dots + ([f"upright lines: {words.interval_name(with_interval)}"] if with_interval else [])
+    return dots + ([f"{lines}: {words.interval_name(with_interval)}"] if with_interval else [])
 
 
 def bounds(figure: Figure) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnbench.report.blocks import Note, Picture, Pictures, Section, file_name
 from attnbench.report.charts.marks import Datum
-from attnbench.report.charts.pictures import bounds, seed_dots
+from attnbench.report.charts.pictures import bounds, seed_dots, seeds_legend
 from attnbench.report.charts.vega import draw_bounds
 from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
@@ -117,14 +117,13 @@ def seed_picture(
         data.append({"variant": it.label, "value": it.mean, "low": low, "high": high, "text": words.outcome(it)})
         data += [{"variant": it.label, "dot": dot["value"]} for dot in seed_dots(it, 0)]
     description = f"{name}: {'; '.join(f'{it.label} {words.outcome(it)}' for it in drawn)}."
-    of_seeds = "a small dot is a seed, a large one their mean" if any(it.has_range for it in drawn) else ""
     better = "better →" if primary.higher_is_better else "← better"
     return Picture(
         name=file_name("seeds", evaluation),
         title=words.capitalized(name),
         spec=draw_bounds(data, description, gap=GAP, variants=variants),
         description=description,
-        legend="; ".join(filter(None, (place, of_seeds, better))),
+        legend="; ".join(filter(None, (place, *seeds_legend(drawn, "lines"), better))),
     )
 
 

@@ -23,7 +23,7 @@ from attnbench.cli.help import help_text
 from attnbench.cli.mistakes import EXPECTED, explain
 from attnbench.cli.plain import without_hydra
 from attnbench.cli.reading import read_settings
-from attnbench.cli.sweeps import JobOutcome, SweepOutcomes
+from attnbench.cli.sweeps import JobOutcome, SweepOutcomes, readable
 from attnbench.machine.bars import AboveTheBar, wrapped
 from attnbench.machine.ranks import ALONE, ranks_here, silent
 from attnbench.machine.signals import interruptible, lasting_streams
@@ -78,7 +78,7 @@ def launch(
         with lasting_streams():
             _begin_process()
             parse_once()
-            words = list(HydraConfig.get().overrides.task)
+            words = readable(HydraConfig.get().overrides.task)
             try:
                 with interruptible(INTERRUPTED):
                     wanted = read(config, HydraConfig.get())
@@ -125,7 +125,9 @@ def launch(
                 else:
                     job()
         except Interrupted as interruption:
-            print(printable(str(interruption)), file=sys.stderr)
+            # Over the ^C that a terminal shows.
+            end = "\x1b[K\n" if sys.stderr.isatty() else "\n"
+            print(wrapped(printable(str(interruption))), end=end, file=sys.stderr)
             exit_code = interruption.exit_code
         except Exception as error:
             # Jobs raise nothing: an error of the command line, or of a job whose process died.

@@ -5,8 +5,10 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +40,11 @@ class JobOutcome:
     @property
     def job(self) -> str:
         return " ".join(self.words) or "the run"
+
+
+def readable(words: Sequence[str]) -> list[str]:
+    r"""Return a job's overrides without the escapes of Hydra's sweeper: attn.path=my_layer\:MyLayer."""
+    return [re.sub(r"\\(.)", r"\1", word) for word in words]
 
 
 class SweepOutcomes(Callback):
@@ -105,7 +112,7 @@ class SweepOutcomes(Callback):
             )
             raise SystemExit(1)
         if self.swept:
-            words = [word for word in config.hydra.overrides.task if setting_of(word) in self.swept]
+            words = [word for word in readable(config.hydra.overrides.task) if setting_of(word) in self.swept]
             log.info(f"[{config.hydra.job.num + 1}/{math.prod(self.swept.values())}] {' '.join(words)}")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ from attnbench.settings.untrusted import MAX_JSON_BYTES, parse_json, read_bounde
 from attnbench.training.hooks import duration
 from attnbench.training.job import Run
 from attnbench.verdict.axes import key_of
+from attnbench.verdict.seeds import is_accuracy
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Progress:
         assert score.value is not None
         task = kind.group, *key_of(row)
         rank = -score.value if score.metric in LOWER_IS_BETTER else score.value
-        new = rank, f"{row.identity.variant} {score.value:.4g}"
+        new = rank, f"{row.identity.variant} {_number(score)}"
         # The task of the run that finished last comes last.
         self.bests[task] = max(self.bests.pop(task, new), new)
 
@@ -172,7 +173,7 @@ class Progress:
         if self._line is None:
             log.info(f"{line} ({status})" if status else line)
             return
-        if is_wanted or not self.in_notebook:
+        if line and (is_wanted or not self.in_notebook):
             log.info(line)
         self._line.total, self._line.n = self.total, self.total - self.left.total()
         status = printable(status)
@@ -234,7 +235,7 @@ class Progress:
 
 
 def what_came_out(job: Job) -> tuple[str, ResultRow | None]:
-    """Name the score of a run (accuracy 0.98, pairs 16), with its row, or the reason why it has none."""
+    """Name the score of a run (accuracy 98 %, pairs 16), with its row, or the reason why it has none."""
     answer = read_or_failure(path for path in job.all_results if path.exists())
     if isinstance(answer, Failure):
         return answer.reason, None
@@ -245,9 +246,14 @@ def what_came_out(job: Job) -> tuple[str, ResultRow | None]:
             last = scores[-1].measurement
             at = where({axis: last.settings[axis]}) if axis in last.settings else ""
             shown = f", {at}" if at and at not in job.label else ""
-            return f"{metric_name(metric, last.unit)} {last.value:.4g}{shown}", scores[-1]
+            return f"{metric_name(metric, last.unit)} {_number(last)}{shown}", scores[-1]
     failed = (f"{it.status}: {it.reason}" for it in (row.measurement for row in answer) if it.status != "ok")
     return next(failed, "no number"), None
+
+
+def _number(score: Measurement) -> str:
+    assert score.value is not None
+    return f"{100 * score.value:.3g} %" if is_accuracy(score.metric) else f"{score.value:.4g}"
 
 
 def _is_score(row: Measurement) -> bool:

@@ -163,7 +163,8 @@ class Figure:
     def lack(self) -> str:
         """As "not reached (3 of 3 seeds)", "out of memory"."""
         if [*self.statuses] == ["not_reached"]:
-            return f"not reached ({self.statuses['not_reached']} of {self.statuses['not_reached']} seeds)"
+            number = self.statuses["not_reached"]
+            return f"not reached ({number} of {number} seeds)" if number > 1 else "not reached"
         return " and ".join(status.replace("_", " ") for status in self.statuses)
 
     @property

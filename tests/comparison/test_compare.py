@@ -575,9 +575,9 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     assert any(line.startswith("[0/6] (about 6:00 to go, copy 0/6, now softmax") for line in said)
     lines = [line for line in said if re.match(r"\[\d/6\] copy", line)]
     assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
-    status = r"\(about 0:05 to go, copy 1/6, best softmax [\d.]+, now softmax"
-    assert re.search(rf"softmax.* search: validation accuracy [\d.]+, 0:01 {status}", lines[0])
-    assert re.search(r": symbols right [\d.e-]+, length \d+, 0:01$", lines[-1])
+    status = r"\(about 0:05 to go, copy 1/6, best softmax [\d.]+ %, now softmax"
+    assert re.search(rf"softmax.* search: validation accuracy [\d.]+ %, 0:01 {status}", lines[0])
+    assert re.search(r": symbols right [\d.e-]+ %, length \d+, 0:01$", lines[-1])
     # The last lines say how the comparison grows.
     assert any("plan.variants.mine=" in line and line.strip().startswith(given.command) for line in said)
 
@@ -647,9 +647,9 @@ def test_the_best_score_so_far_is_that_of_the_task_of_the_last_run(monkeypatch, 
     progress.begin(runs, 1)
     for run in list(runs):
         progress.report(Outcome(item=run, seconds=1.0, error=None))
-    said = [re.search(r"best (\w+ [\d.]+)", record.message) for record in caplog.records]
+    said = [re.search(r"best (\w+ [\d.]+)( %)?[,)]", record.message) for record in caplog.records]
     bests = [found and found.group(1) for found in said]
-    assert bests == [None, "a 0.9", "b 0.2", "b 0.95", None, "a 9", "b 8", None]
+    assert bests == [None, "a 90", "b 20", "b 95", None, "a 9", "b 8", None]
 
 
 def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_whole(monkeypatch):

@@ -19,7 +19,7 @@ from small import MIXERS
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.cli.help import read_comments
-from attnbench.cli.sweeps import SweepOutcomes
+from attnbench.cli.sweeps import SweepOutcomes, readable
 from attnbench.model.building import build_meta
 from attnbench.model.matching import REFERENCE
 from attnbench.settings.errors import UserError
@@ -555,3 +555,7 @@ def test_a_configuration_of_another_name_is_one_line(script):
     assert code == 1
     assert errors.startswith("error: --config-name nothere: unknown")
     assert errors.count("\n") == 1
+
+
+def test_a_sweeps_values_are_shown_as_they_were_given():
+    assert readable([r"attn.path=my_layer\:MyLayer", "seed=1"]) == ["attn.path=my_layer:MyLayer", "seed=1"]

@@ -74,7 +74,7 @@ def report() -> None:
 
 
 def runs() -> None:
-    """List runs and their scores."""
+    """List and compare runs."""
     from attnbench.cli.launch import launch
     from attnbench.cli.reading_names import names_as_texts, read_runs
 

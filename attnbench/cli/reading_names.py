@@ -91,9 +91,10 @@ def _finding(name: str, words: Sequence[str] = (), command: str = "") -> Compari
 
 
 def names_as_texts(words: Sequence[str]) -> list[str]:
-    """Return a command line of attnbench runs with its experiments as texts.
+    """Return a command line of attnbench runs whose plain words are experiments, with names of runs as texts.
 
-    `demo` and `experiment=demo`, which Hydra takes for a yaml of experiment/, become `experiments=['demo']`.
+    `demo` and `experiment=demo`, which Hydra takes for a yaml of experiment/, become `experiments=['demo']`; a hash of
+    digits keeps them all: compare=['1234','1e10'].
     """
     words = [f"experiments={word.partition('=')[2]}" if word.startswith("experiment=") else word for word in words]
     return [_as_texts(word) for word in named_words(words, "experiments")]
@@ -101,7 +102,7 @@ def names_as_texts(words: Sequence[str]) -> list[str]:
 
 def _as_texts(word: str) -> str:
     name, _, value = word.partition("=")
-    if name != "experiments" or value in ("", "null") or "'" in value or '"' in value:
+    if name not in ("experiments", "compare") or value in ("", "null") or "'" in value or '"' in value:
         return word
     texts = ",".join(f"'{text.strip()}'" for text in value.removeprefix("[").removesuffix("]").split(","))
     return f"{name}=[{texts}]"

@@ -1,4 +1,4 @@
-"""List runs: tables on a terminal, tab-separated columns elsewhere."""
+"""List and compare runs: tables on a terminal, tab-separated columns elsewhere."""
 
 import sys
 import time
@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.machine.signals import answering
-from attnbench.report.sections.words import metric_name, status_name
+from attnbench.report.run_pair import comparison_tables, score_text
+from attnbench.report.sections.words import metric_name
 from attnbench.results.metrics import is_timed
-from attnbench.results.numbers import format_number
 from attnbench.results.rows import MIXER_OPTIONS, TRAINING, ResultRow, is_search
-from attnbench.results.runs import Run, find_runs, keep
+from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import NOTHING, Table, print_table, sittings_line
 from attnbench.settings.errors import UserError, did_you_mean
 from attnbench.settings.escape import printable
@@ -27,13 +27,18 @@ MAX_NOTES = 10
 
 
 def show_runs(settings: RunsSettings) -> Path:
-    """List runs; return the outputs folder."""
+    """List or compare runs; return the outputs folder."""
     outputs, filters = Path(settings.outputs_dir), settings.filters()
     show = _print_to_terminal if sys.stdout.isatty() else _print_columns
     sort = (settings.sort or "").removeprefix("-").replace(" ", "_")
     runs = keep(find_runs(outputs, filters.get("experiments"), metric=sort), filters)
     runs = _sorted(runs, sort, descending=(settings.sort or "").startswith("-")) if sort else runs
-    if show is _print_columns:
+    if settings.compare is not None:
+        chosen = [select(runs, name) for name in settings.compare]
+        if twice := [run.folder for run in chosen if [it.folder for it in chosen].count(run.folder) > 1]:
+            raise UserError(f"compare={settings.compare}: {twice[0]} is named twice; name another")
+        show(comparison_tables(chosen, show_all=settings.all, in_full=show is _print_columns))
+    elif show is _print_columns:
         show([_columns(runs) if filters or sort else overview(runs, in_full=True)])
     else:
         show(list_tables(runs) if filters or sort else [overview(runs)])
@@ -173,14 +178,6 @@ def _seed(run: Run) -> int:
 
 def _shown(run: Run) -> Mapping[str, ResultRow]:
     return {name: row for name, row in run.scores.items() if name != TRAINING} or run.scores
-
-
-def score_text(row: ResultRow, *, in_full: bool = False) -> str:
-    """Format the number of a row, or its status; `in_full` is for programs."""
-    value = row.measurement.value
-    if value is None:
-        return row.measurement.status if in_full else status_name(row.measurement.status)
-    return repr(value) if in_full else format_number(value)
 
 
 def _score_key(evaluation: str, row: ResultRow) -> tuple[str, str]:

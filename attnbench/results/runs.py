@@ -248,6 +248,29 @@ def _is_of_evaluation(run: Run, evaluation: str) -> bool:
     return run.what.startswith(f"{evaluation}-") if run.is_cell else evaluation == TRAINING
 
 
+def select(runs: Sequence[Run], name: str) -> Run:
+    """Find a run by its path, name or hash, or the beginning of these.
+
+    Raises:
+        UserError: there is none, or several.
+    """
+    path = Path(name).resolve()
+    exact = [run for run in runs if run.folder.resolve() == path or name in (run.folder.name, run.hash)]
+    named = [run for run in runs if run.folder.name.startswith(name) or run.hash.startswith(name)] if name else []
+    meant = exact or named
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        shown = [f"{run.experiment}/{run.folder.name}" for run in meant[:MAX_NEAR]]
+        more = [f"{len(meant) - MAX_NEAR} more"] if len(meant) > MAX_NEAR else []
+        way_out = "a longer beginning, or the path of one, says which" if not exact else "the path of one says which"
+        raise UserError(f"compare: {name} is {', '.join([*shown, *more])}; {way_out}")
+    beginnings = {text[: len(name)]: text for run in runs for text in (run.folder.name, run.hash)}
+    near = difflib.get_close_matches(name, beginnings, n=MAX_NEAR, cutoff=0.6)
+    shown = f"near it: {', '.join(beginnings[it] for it in near)}" if near else "attnbench runs lists them"
+    raise UserError(f"compare: {name} is no run; {shown}")
+
+
 def _near(name: str, known: Iterable[str]) -> str:
     """Name similar names, or some that exist."""
     known = sorted(known)

@@ -216,3 +216,5 @@ def check_runs(settings: RunsSettings) -> None:
     for status in settings.filters().get("status", []):
         if status not in STATUSES:
             raise UserError(f"status={status}: must be one of {', '.join(STATUSES)}")
+    if settings.compare is not None and len(settings.compare) < 2:
+        raise UserError(f"compare={settings.compare}: must name two runs or more, compare=[A,B]")

@@ -418,6 +418,10 @@ class RunsSettings:
     evaluation: str | list[str] | None
     """Only runs with results of these, or of `training`; null: all."""
     status: str | list[str] | None
+    compare: list[str] | None
+    """Runs, by path, name, or an unambiguous beginning of a name or hash."""
+    all: bool
+    """Show all scores and settings of the compared runs."""
     sort: str | None
     """A column, or a metric; with "-" before it the largest comes first."""
     outputs_dir: str

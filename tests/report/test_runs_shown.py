@@ -4,6 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,10 +13,12 @@ from scripts_here import run_here
 from small import identity_of
 
 from attnbench.report.run_list import list_tables, overview
-from attnbench.results.row_files import ResultsWriter
+from attnbench.report.run_pair import comparison_tables
+from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import Measurement
-from attnbench.results.runs import find_runs
+from attnbench.results.runs import find_runs, select
 from attnbench.results.tables import Table, print_table
+from attnbench.settings.errors import UserError
 
 HOSTILE = "\x1b[31mred\x1b[0m\u202e\n| a |"
 CONFIGS = {
@@ -129,3 +132,80 @@ def test_a_program_gets_every_run_in_full(outputs):
     assert first["corpus"] == "text:a@0"
     assert first["scores"] == "perplexity.nats_per_character=2.5"
     assert all(os.path.isdir(path) for path in by_path)
+    code, said, errors = run_here("runs.py", "compare=[1111,2222]", f"outputs_dir={outputs}")
+    assert "mixer.name\tsoftmax\tlinear\n" in said
+    assert "2.5\t2.25\t-0.25\n" in said
+    assert "1 of 3 settings are equal." in errors
+
+
+def test_two_runs_beside_each_other(outputs):
+    runs = find_runs(outputs)
+    scores, configuration = comparison_tables([select(runs, "1111"), select(runs, "2222")])
+    assert [list(map(str, line)) for line in configuration.lines] == [
+        ["mixer.name", "softmax", "linear"],
+        ["mixer.options.rotary_theta", "10000.0", "null"],
+    ]
+    assert configuration.notes[0] == "1 of 3 settings are equal."
+    assert [line[1:] for line in scores.lines] == [["2.5", "2.25", "-0.25"]] * 2
+    assert "sequence length 512" in str(scores.lines[1][0])
+    on_terminal([scores, configuration])
+
+
+def test_three_runs_beside_each_other_within_80_columns(outputs):
+    runs = find_runs(outputs)
+    scores, configuration = comparison_tables([select(runs, digits) for digits in CONFIGS])
+    assert scores.headers == ["score", *CONFIGS]
+    assert [line[1:] for line in scores.lines] == [["2.5", "2.25", "2"]] * 2
+    assert ["seed", "0", "0", "1"] in [list(map(str, line)) for line in configuration.lines]
+    on_terminal([scores, configuration])
+
+
+def test_the_primary_score_is_first_and_only_five_are_shown(outputs):
+    [results] = (select(find_runs(outputs), "1111").folder / "results").glob("*.jsonl")
+    row = read_results(results)[0]
+    with ResultsWriter(results, row.identity) as writer:
+        for length in (512, 1024, 2048, 4096, 8192, 256):
+            settings = {**row.measurement.settings, "sequence_length": length}
+            writer.write(replace(row.measurement, settings=settings))
+        writer.write(replace(row.measurement, metric="perplexity", unit="1"))
+    both = [select(find_runs(outputs), digits) for digits in ("1111", "2222")]
+    scores, _ = comparison_tables(both)
+    every, _ = comparison_tables(both, show_all=True)
+    assert len(scores.lines) == 5
+    assert len(every.lines) == 7
+    assert scores.lines == every.lines[:5]
+    assert str(scores.lines[0][0]).startswith("Perplexity, ")
+    assert any("2 scores more: all=true" in note for note in scores.notes)
+
+
+def test_settings_that_one_run_lacks_are_shown_with_all(outputs):
+    (select(find_runs(outputs), "1111").folder / "config.yaml").write_text(yaml.safe_dump({"seed": 5, "more": 1}))
+    both = [select(find_runs(outputs), digits) for digits in ("1111", "3333")]
+    _, configuration = comparison_tables(both)
+    _, everything = comparison_tables(both, show_all=True)
+    assert [line[0] for line in configuration.lines] == ["seed"]
+    assert {"seed", "more", "mixer.name"} <= {line[0] for line in everything.lines}
+    assert any("all=true" in note for note in configuration.notes)
+
+
+def test_scores_on_different_corpora_have_no_difference(outputs):
+    runs = find_runs(outputs)
+    scores, _ = comparison_tables([select(runs, "1111"), select(runs, "3333")])
+    assert any("different corpora" in note for note in scores.notes)
+    assert [line[1:] for line in scores.lines] == [["2.5", "2", "–"]] * 2
+
+
+@pytest.mark.parametrize("content", ["a: &b [1]\nc: *b\n", "a: [", "- " * 9999, "x" * 2**19])
+def test_a_config_that_cannot_be_read_is_one_line(outputs, content):
+    runs = find_runs(outputs)
+    (select(runs, "1111").folder / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"config\.yaml") as caught:
+        comparison_tables([select(runs, "1111"), select(runs, "2222")])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_program_gets_one_line_a_setting_whatever_is_in_it(outputs):
+    (select(find_runs(outputs), "1111").folder / "config.yaml").write_text(yaml.safe_dump({"note": HOSTILE + "\t|"}))
+    _, said, _ = run_here("runs.py", "compare=[1111,2222]", f"outputs_dir={outputs}")
+    (line,) = [line for line in said.splitlines() if line.startswith("note\t")]
+    assert line.split("\t") == ["note", r"\x1b[31mred\x1b[0m\u202e\n| a |\t|", "–"]

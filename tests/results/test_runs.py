@@ -14,7 +14,7 @@ from small import identity_of
 from attnbench.machine.locks import folder_lock
 from attnbench.results.row_files import ResultsWriter
 from attnbench.results.rows import Measurement
-from attnbench.results.runs import Run, find_runs, keep
+from attnbench.results.runs import Run, find_runs, keep, select
 from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 
@@ -216,6 +216,9 @@ def test_runs_are_kept_by_variant_evaluation_and_status(outputs):
 
 
 BAD = {
+    "compare=[1111]": "must name two runs",
+    "compare=[1e10,1234]": "compare: 1e10 is no run",
+    "compare=[11110000,11110000]": "name another",
     "status=lost": "status=lost: must be one of finished",
     "foo=1": "foo=1: unknown setting",
     "nowhere": "experiment=nowhere: no runs in",
@@ -231,3 +234,18 @@ def test_mistakes_are_one_line(outputs, word):
     assert code == 1
     assert BAD[word] in errors
     assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_run_is_named_by_its_path_or_any_beginning_that_is_its_own(outputs):
+    runs = find_runs(outputs)
+    folder = outputs / "demo" / "softmax-4m-T32-seed0-11110000"
+    for name in ("1", "11110000", folder.name, "softmax-4m-T32-seed0", str(folder)):
+        assert select(runs, name).folder == folder
+    (outputs / "RUN").symlink_to(folder)
+    assert select(runs, str(outputs / "RUN")).folder == folder
+    with pytest.raises(UserError, match=r"2222 is demo/linear-4m-T32-seed0-22220000, demo/linear.*longer beginning"):
+        select(runs, "2222")
+    with pytest.raises(UserError, match=r"11111 is no run; near it: 1111"):
+        select(runs, "11111")
+    with pytest.raises(UserError, match=r"compare: zzz is no run"):
+        select(runs, "zzz")

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "attnbench compare plan=compare 'plan.corpora=[wikitext2,embedded]'": "test_corpora.py, at smoke size",
     "attnbench compare plan=recall_state": "test_recall_state.py composes it; its variants are of one ladder alone",
     "attnbench runs demo sort=perplexity": "test_runs_shown.py, by other metrics: runs of these tests have none",
+    "attnbench runs 'compare=[1a2b3c4d,9f0e]'": "test_runs_shown.py, on runs of these names",
     "python -m attnbench.export.lm_eval --model attnbench --model_args run=outputs/default/RUN --tasks wikitext": (
         "downloads; test_harness.py, on a local document"
     ),

@@ -195,11 +195,10 @@ def main() -> None:
         sys.argv = [f"attnbench {name}", *words]
         COMMANDS[name]()
     else:
+        from attnbench.machine.bars import wrapped
         from attnbench.settings.errors import did_you_mean
         from attnbench.settings.escape import printable
 
-        print(
-            f"error: {printable(name)}: no such command{did_you_mean(name, COMMANDS)}; attnbench alone lists them",
-            file=sys.stderr,
-        )
+        unknown = f"{printable(name)}: no such command{did_you_mean(name, COMMANDS)}"
+        print(wrapped(f"error: {unknown}; attnbench alone lists them"), file=sys.stderr)
         raise SystemExit(1)

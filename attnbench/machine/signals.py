@@ -136,7 +136,10 @@ def ending_in_one_line(interrupted: str = "interrupted; the same command starts 
         text = mendable(error)
         if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        sys.exit(f"error: {text}")
+        # Imported here: tqdm takes longer to load than a script's arguments to read.
+        from attnbench.machine.bars import wrapped
+
+        sys.exit(wrapped(f"error: {text}"))
 
 
 class StopRequest:

@@ -161,7 +161,7 @@ def _labels(run: Run) -> list[str]:
     seed = NOTHING if run.seed is None else str(run.seed)
     seed = f"s{_seed(run) - SELECTION_SEED}" if is_search(_seed(run)) else seed
     # A terminal breaks lines between words.
-    what = _what(run).replace("-", " ") if run.is_cell else _what(run)
+    what = _what(run).replace("-", " ").replace("sequence_length", "length") if run.is_cell else _what(run)
     return [run.hash, what, seed, _when(run.modified), _size(run.num_bytes)]
 
 

@@ -68,13 +68,12 @@ def page_sections(inputs: Inputs) -> list[Section]:
     shown = {picture.name for picture in pictures_of([first])}
     effects = effect_section(inputs)
     full = Lines({term: [*said] for term, said in answer(inputs).items() if verdicts or term not in ON_FIRST_SCREEN})
+    notes = summary_notes(protocol, over_seeds, verdicts)
     sections = [
         first,
         *([effects] if protocol.factors else []),
         *evaluation_sections(over_seeds, verdicts, protocol, variants),
-        Section(title="The answer in full", blocks=[full, *summary_notes(protocol, over_seeds, verdicts)])
-        if full.sentences
-        else None,
+        Section(title="The answer in full", blocks=[full, *notes]) if full.sentences else None,
         difference_section(verdicts, variants, without=shown),
         corpora_section(verdicts),
         *([] if protocol.factors else [effects]),

@@ -60,7 +60,7 @@ class Plot:
 
     @property
     def trained(self) -> float | None:
-        """The longest trained length, where the plot goes beyond it."""
+        """The longest trained length, where the plot has it and goes beyond it."""
         if self.axis not in LENGTHS or not self.is_numeric:
             return None
         beyond = [figure.settings.get("beyond_training") for figure in self.figures]
@@ -73,7 +73,7 @@ class Plot:
             lengths = [*{it.seq_len for it in of_text if it.seq_len is not None}]
             lengths = lengths if len(lengths) == 1 else []
         longest = max(lengths, default=math.inf)
-        return longest if max(self.positions) > longest else None
+        return longest if self.positions[0] <= longest < self.positions[-1] else None
 
     @property
     def title(self) -> str:

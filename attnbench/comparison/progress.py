@@ -37,7 +37,6 @@ LEVELS: tuple[tuple[Callable[["Kind"], Any], int], ...] = (
 """Sets of runs, from coarse to fine, by which a guess of seconds is scaled to what was measured, and the weight of the
 guess in finished runs: the first to finish are often those of the cheapest variant."""
 
-
 LOWER_IS_BETTER = ("perplexity", "nats_per_character")
 
 

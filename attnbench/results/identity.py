@@ -138,6 +138,7 @@ def _beside(
 
 
 def _imported(tree: ast.Module, package: list[str]) -> Iterator[str]:
+    """Yield full names of imports anywhere in a module; the last part may be a name inside a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -57,7 +57,7 @@ def priced(figures: Sequence[Figure], evaluation: str, primary: Primary, metric:
 
     def cost_of(score: Figure) -> Figure | None:
         costs = [f for f in figures if score.variant in f.names and f.metric == metric and _is_cost_of(f, score)]
-        # The largest batch is measured before scaling.
+        # The largest batch; of equal ones the first, as throughput is measured before scaling.
         return max(costs, key=lambda figure: figure.settings.get("batch_size", 0), default=None)
 
     found = [[Priced(it, cost) for it in group if it.mean is not None and (cost := cost_of(it))] for group in groups]

@@ -42,7 +42,8 @@ def is_check(step: int, interval: int | None = None) -> bool:
 
 
 def rise_share(selections: Iterable[tuple[int, float]]) -> float | None:
-    """Return the share of the steps to the upper end of RISE that lie between its ends."""
+    """Return the share of the steps to the upper end of RISE that lie between its ends, from step and value of every
+    check; None if no check reached it."""
     low, high = RISE
     begun = None
     for step, selection in selections:

@@ -48,7 +48,7 @@ class EvaluationJob(Job):
 
     def _failure(self) -> Measurement | None:
         """Return the row that says why the training failed; None if its checkpoint is there. Raises UserError if
-        neither is there: attnbench runs may have removed the checkpoint."""
+        neither is there: somebody may have removed the checkpoint."""
         if is_final(self.run.checkpoints):
             return None
         path = self.run.results

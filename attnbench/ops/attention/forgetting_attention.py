@@ -28,7 +28,7 @@ def forgetting_bias(log_forget_BTH: Tensor, past_BSH: Tensor | None = None) -> T
 def forgetting_attention(
     query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, log_forget_BTH: Tensor, backend: str
 ) -> Tensor:
-    """S = T; (B, T, H, K). log f is in float32 at least."""
+    """Attend from T positions to themselves, S = T; (B, T, H, K). log f is in float32 at least."""
     if backend == "torch":
         return materialised(query_BTHK, key_BSGK, value_BSGK, None, forgetting_bias(log_forget_BTH))
     from attnbench.ops.attention.triton.cumulative_gates import cumulative_log_forget

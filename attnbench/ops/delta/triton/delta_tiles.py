@@ -32,7 +32,8 @@ BETA, TOTAL = tl.constexpr(5), tl.constexpr(6)
 
 @triton.jit
 def chunk_place(length, num_heads, C: tl.constexpr):
-    """The grid's first axis counts chunks over all heads of all sequences; the others end at 65,535."""
+    """Return a program's chunk, sequence, head and first position. The grid's first axis counts chunks over all heads
+    of all sequences; the others end at 65,535."""
     index = tl.program_id(0)
     num_chunks = tl.cdiv(length, C)
     program = index // num_chunks

@@ -143,7 +143,7 @@ def _taps(weight, group, channels, channel, exists, SIZE: tl.constexpr):
 def _rows_before(
     x, history, sequence, start, length, channels, channel, exists, SIZE: tl.constexpr, HAS_HISTORY: tl.constexpr
 ):
-    """Return the SIZE - 1 rows before a segment."""
+    """Return the SIZE - 1 rows before a segment, from the history or zeros at the sequence's start."""
     rows = ()
     for tap in tl.static_range(SIZE - 1):
         position = start - (SIZE - 1) + tap

@@ -24,7 +24,7 @@ def locate(length, segment, HEADS: tl.constexpr):
 
 @triton.jit
 def tile(x, sequence, length, first, head, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Return addresses, 64 bits for large tensors, and which exist."""
+    """Return addresses of a chunk of a head in (B, length, stride), 64 bits for large tensors, and which exist."""
     row, column = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     base = x + (sequence.to(tl.int64) * length + first) * stride + head * WIDTH
     exists = (first + row < length)[:, None]

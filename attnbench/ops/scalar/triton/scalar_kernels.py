@@ -29,7 +29,8 @@ UNSPECIALIZED = ("length", "segment", "num_segments")
 
 @triton.jit
 def _place(length, segment, H: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
-    """Programs that read the same keys are neighbours in the grid."""
+    """Return sequence, head, first channel of the block of values, first position, end, and number of the segment.
+    Programs that read the same keys are neighbours in the grid."""
     blocks: tl.constexpr = (V + VALUES - 1) // VALUES
     num_segments = tl.cdiv(length, segment)
     rest = tl.program_id(0) // blocks
@@ -42,7 +43,8 @@ def _place(length, segment, H: tl.constexpr, V: tl.constexpr, VALUES: tl.constex
 
 @triton.jit
 def _tile(pointer, row, STRIDE: tl.constexpr, column, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return addresses from a row (int64) and a column on, and which exist."""
+    """Return addresses of a block of a matrix with rows of STRIDE, from a row (int64) and a column on, and which
+    exist."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     address = pointer + ((row + rows)[:, None] * STRIDE + (column + columns)[None, :])
     return address, (rows < num_rows)[:, None] & (columns < num_columns)[None, :]

@@ -95,8 +95,8 @@ def summary_notes(protocol: Protocol, figures: Sequence[Figure], verdicts: Seque
     if protocol.reference is not None:
         parts.append(f"All others are compared with {protocol.reference} only, so only it could be best of all.")
     kinds = dict.fromkeys(it.pair.primary.kind for it in verdicts)
-    tests = "; ".join(f"of {kind}, {TEST_NAMES[kind]}" for kind in kinds)
-    how = [f"Verdicts are on one metric of each evaluation: {tests}.", HOW_JUDGED] if verdicts else []
+    tests = "; ".join(f"{TEST_NAMES[kind]} ({kind})" for kind in kinds)
+    how = [f"Verdicts are on one metric of each evaluation, by its kind: {tests}.", HOW_JUDGED] if verdicts else []
     with_interval = any(len(it.values) > 1 and it.low is not None and not it.has_range for it in figures)
     how += ["An interval over seeds is Student’s."] if with_interval else []
     how += ["A diverged seed counts as chance."] if any(it.num_diverged for it in figures) else []

@@ -38,8 +38,8 @@ BESIDE_REFERENCE = ("throughput", "inference", "scaling")
 """Evaluations that time a reference beside each run; rows of earlier versions have none."""
 
 RATIO_NOTE = (
-    "×: time or speed relative to torch's own softmax layers, timed just before and after the run, so that the "
-    "machine's load cancels: compare these. tokens/s: more is better; a step's time: less."
+    "×: time or speed relative to torch's own softmax layers, timed just before and after the run. A steady load slows "
+    "both: compare these ratios, not the times. tokens/s: more is better; a step's time: less."
 )
 
 IN_WORDS = {"out_of_memory": "ran out of memory", "unsupported": "is not supported"}

@@ -16,6 +16,8 @@ from attnbench.settings.options import option
 
 
 class MLSTMState(NamedTuple):
+    """Memory and normaliser are those of the past times exp(-maximum)."""
+
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     maximum_BH: Tensor

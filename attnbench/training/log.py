@@ -55,7 +55,8 @@ class MetricsLog:
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write `step`, which must be there, `tokens` and other numbers or texts. Raises ValueError and TypeError."""
+        """Write `step`, `tokens` and other numbers or texts. Raises ValueError without a `step`, TypeError for a value
+        that is neither number, text, bool nor None."""
         self._file.write(self._line(row))
 
     def _line(self, row: dict[str, Any]) -> str:

@@ -95,6 +95,7 @@ def foresee(
 
 
 def batch_nats(model: LanguageModel, batch: Batch) -> Tensor:
+    """Return the sum of the nats of all labels of the batch."""
     hidden, _ = model.hidden(batch.tokens_BT, positions_BL=batch.positions_BL, dropout_B=batch.dropout_B)
     return nats_of(model.readout, hidden, batch.targets_BT, batch.weight_BT)
 

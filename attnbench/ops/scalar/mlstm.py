@@ -22,6 +22,8 @@ from attnbench.ops.scalar.scalar_decay import MAX_FORGETTING, SCALAR_DECAY, scal
 
 
 class Memory(NamedTuple):
+    """S exp(-m), n exp(-m) and m, in float32 at least."""
+
     memory_BHKV: Tensor
     normaliser_BHK: Tensor
     maximum_BH: Tensor

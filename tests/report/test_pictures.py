@@ -252,6 +252,21 @@ def test_a_page_says_of_what_validation_data_are_and_defines_only_what_it_shows(
     assert "mixed" not in curves["curves-recall"].legend
 
 
+@pytest.mark.parametrize(("evaluation", "data"), [("recall", ""), ("copy", ", all trained lengths mixed")])
+def test_validation_accuracies_of_several_settings_have_a_line_each(evaluation, data, inputs):
+    rows = [
+        measured(variant, "selection", value, {"split": "validation", "num_pairs": number})
+        for variant, values in (("one", (0.5, 0.25)), ("two", (1.0, 0.75)))
+        for number, value in zip((16, 32), values, strict=True)
+    ]
+    rows = [replaced(row, evaluation=evaluation) for row in rows]
+    section = evaluation_section(figures(rows), [], inputs.protocol, ["one", "two"])
+    (table,) = [it.block for it in section.blocks if getattr(it, "title", "") == "Validation accuracy"]
+    lines = [[str(cell) for cell in line] for line in table.lines]
+    assert [line[0] for line in lines] == [f"pairs 16{data}", f"pairs 32{data}"]
+    assert [line[1].startswith(text) for line, text in zip(lines, ("0.5", "0.25"), strict=True)] == [True, True]
+
+
 def test_shares_of_unlike_peaks_are_said_to_be(inputs):
     def of(variant, tflops, share):
         place = {"sequence_length": 256, "batch_size": 4}

@@ -128,9 +128,11 @@ def _numbers(title: str, header: str, figures: Sequence[Figure], *, is_open: boo
     common = {name: value for name, value in first if all(it.place.get(name) == value for it in figures)}
     lines: dict[str, dict[str, Figure]] = {}
     for it in figures:
-        place = words.where({name: value for name, value in it.place.items() if name not in common})
-        place = words.validated_on(it.evaluation) if it.metric == "selection" else place
-        parts = [_metric(it) if header == "metric" else "", place, words.chances(it.settings)]
+        is_validation = it.metric == "selection"
+        skipped = {*common, "split"} if is_validation else common
+        place = words.where({name: value for name, value in it.place.items() if name not in skipped})
+        data = words.validated_on(it.evaluation) if is_validation else ""
+        parts = [_metric(it) if header == "metric" else "", place, data, words.chances(it.settings)]
         lines.setdefault(", ".join(filter(None, parts)) or NOTHING, {})[it.label] = it
     variants = list(dict.fromkeys(it.label for it in figures))
     body = [[name, *(_value(by_variant.get(variant)) for variant in variants)] for name, by_variant in lines.items()]

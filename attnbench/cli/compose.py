@@ -2,6 +2,7 @@
 
 import gc
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -33,7 +34,7 @@ MAX_WORD_CHARACTERS = 2**14
 
 
 def compose(
-    overrides: Sequence[str] = (), config_name: str = "train", *, config_dir: Path | str | None = None
+    overrides: str | Sequence[str] = (), config_name: str = "train", *, config_dir: Path | str | None = None
 ) -> RunSettings:
     """Return the settings that a command line with these overrides gives, checked in the same way.
 
@@ -41,8 +42,11 @@ def compose(
     that uses Hydra itself keeps its own configuration.
 
     Args:
+        overrides: one text, "attn=linear seq_len=64", or a list of words.
         config_dir: as --config-dir, a folder of yamls; the classes that they name are then trusted.
     """
+    if isinstance(overrides, str):
+        overrides = shlex.split(overrides)
     return read_words(read_settings, overrides, config_name, config_dir)
 
 

@@ -57,6 +57,8 @@ def compare(
         Interrupted: a signal asked to stop; what is finished is kept.
     """
     config_dir = own_conf() if config_dir is None else config_dir
+    if not isinstance(variants, Mapping):
+        raise UserError(f'variants={variants}: must be a dictionary of names, {{"softmax": "attn=softmax"}}')
     for name in variants:
         check_name("variants", name)
     lists = {name: _listed(given) for name, given in variants.items()}

@@ -71,7 +71,7 @@ class Adapter(Mixer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         y_BTD = self.inner(x_BTD)
         if not isinstance(y_BTD, Tensor):
-            raise UserError(f"{self.words}: returns a {type(y_BTD).__name__}, not one tensor")
+            raise UserError(f"{self.words}: returns a {type(y_BTD).__name__}, not one tensor; return the output alone")
         return y_BTD.to(x_BTD.dtype)
 
     def reference(self, x_BTD: Tensor) -> Tensor:

@@ -55,7 +55,9 @@ class Matched:
 
     def statement(self, mixer: str) -> str:
         parameters = self.parameters / self.reference_parameters - 1
-        state = "no state" if self.state_bytes is None else f"{self.state_bytes:,} state bytes"
+        state = "no decoding state"
+        if self.state_bytes is not None:
+            state = f"{self.state_bytes:,} state bytes a sequence of {self.seq_len:,} in {self.precision}"
         flops, memory = UNCOUNTED, ""
         if self.flops_per_token is not None:
             difference = self.flops_per_token / self.reference_flops_per_token - 1
@@ -72,7 +74,7 @@ class Matched:
             f"match={self.match}{unsolved}: {mixer} has {self.parameters:,} parameters "
             f"({parameters:+.2%} of plain softmax's) and {flops}, "
             f"feed_forward_width {self.model.feed_forward_width}, {self.model.num_layers} layers, "
-            f"{state} a sequence of {self.seq_len:,} in {self.precision}{memory}"
+            f"{state}{memory}"
         )
 
 

@@ -43,7 +43,9 @@ def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
         print_table(summary_table(summary(figures(group), []), title=corpus or ""), console)
     for folder in folders:
         console.print(printable(f"  {folder}/"), markup=False, highlight=False, soft_wrap=True)
-    console.print("Each contains config.yaml, metrics.jsonl, checkpoint/ and results/.")
+    console.print(
+        f"{'It' if len(folders) == 1 else 'Each'} contains config.yaml, metrics.jsonl, checkpoint/ and results/."
+    )
 
 
 def _endings(folders: Mapping[Path, Sequence[str]]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import traceback
 import types
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from attnbench.settings.check import check_options
@@ -67,6 +68,12 @@ def class_named(mixer: MixerSettings) -> str:
 def resolve_path(path: str, base: type[Class]) -> type[Class]:
     """Return the class named `path`, package:Class, a subclass of `base`."""
     module_name, _, class_name = path.partition(":")
+    if "/" in module_name or module_name.endswith(".py"):
+        file = Path(module_name)
+        raise UserError(
+            f"attn.path={path}: must be package:Class, not a file; PYTHONPATH={file.parent} before the command and "
+            f"attn.path={file.stem}:{class_name or 'Class'} name a class of this file"
+        )
     if not module_name or not class_name.isidentifier():
         raise UserError(f"attn.path={path}: must be package:Class")
     target = f"{module_name}.{class_name}"

@@ -163,6 +163,9 @@ class Figure:
     def lack(self) -> str:
         """As "not reached (3 of 3 seeds)", "out of memory"."""
         if [*self.statuses] == ["not_reached"]:
+            if self.metric == "tokens_per_second":
+                # Too few steps; no threshold was missed.
+                return "not measured"
             number = self.statuses["not_reached"]
             return f"not reached ({number} of {number} seeds)" if number > 1 else "not reached"
         return " and ".join(status.replace("_", " ") for status in self.statuses)

@@ -52,6 +52,12 @@ def test_a_class_stands_for_the_words_that_name_it(asked):
     assert asked[0].plan.variants["c"] == ["attn=module", path, "recipe=bare"]
 
 
+def test_a_list_of_variants_is_refused_and_compose_takes_one_text():
+    with pytest.raises(UserError, match=r"^variants=\[.*must be a dictionary of names"):
+        attnbench.compare([nn.Identity], plan="demo")  # pyright: ignore[reportArgumentType]
+    assert attnbench.compose("attn=linear experiment=demo").mixer.name == "linear"
+
+
 def test_a_class_of_no_file_is_refused_with_the_way_out(asked):
     class Inner(nn.Module): ...
 

@@ -356,7 +356,7 @@ def test_the_rows_of_a_finished_training_are_made_again_from_its_checkpoint(copi
     # Nobody kept how long the first step took.
     assert again == [row for row in rows if row.measurement.metric != "first_step_seconds"]
     assert len(again) < len(rows)
-    assert "not reached" in output
+    assert "not measured" in output
     assert written_at(copied) == before
 
 

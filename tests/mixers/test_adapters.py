@@ -186,7 +186,10 @@ def test_its_source_is_part_of_the_identity() -> None:
             ["attn.path=outside_layers:Narrows"],
             r"an input \(2, 24, 128\) became \(2, 24, 127\); a mixer keeps",
         ),
-        (["attn.path=outside_layers:ReturnsTwo"], r"ReturnsTwo: returns a tuple, not one tensor$"),
+        (
+            ["attn.path=outside_layers:ReturnsTwo"],
+            r"ReturnsTwo: returns a tuple, not one tensor; return the output alone$",
+        ),
         (
             ["attn.path=outside_layers:Raises"],
             r"Raises: raises for an input .*: ValueError: not today, at /.*/outside_layers\.py:\d+$",
@@ -201,6 +204,11 @@ def test_its_source_is_part_of_the_identity() -> None:
             r"^attn\.options\.size: must be given; if it is the model's width, name it dim or d_model or ",
         ),
         (["attn.path=no_such_file:Layer"], r"^attn\.path=no_such_file:Layer: there is no module no_such_file; "),
+        (
+            ["attn.path=some/layers.py:Layer"],
+            r"must be package:Class, not a file; PYTHONPATH=some before the command and attn\.path=layers:Layer name",
+        ),
+        (["attn.path=outside_layers:Untrained"], r"Untrained: its output has no gradient, .*; remove no_grad or det"),
         (["attn.path=outside_layers"], r"^attn\.path=outside_layers: must be package:Class$"),
         (
             [f"attn.path={PATH}", "attn.options.heads=3"],

@@ -39,6 +39,11 @@ class ReturnsTwo(Tutorial):
         return super().forward(x), None
 
 
+class Untrained(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
 class Raises(Tutorial):
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("not today")

@@ -70,6 +70,8 @@ def test_a_seed_that_diverged_counts_as_chance_where_its_row_names_one():
     assert (some.values, words.outcome(some)) == ({0: 300}, "300 (not reached by 2 of 3 seeds)")
     assert words.outcome(one(lost)) == "diverged and not reached"
     assert words.outcome(one(lost[1:])) == "not reached"
+    brief = {"status": "not_reached", "reason": "3 steps, and a training has a speed from 100 on"}
+    assert words.outcome(one([row(metric="tokens_per_second", value=None, of=brief)])) == "not measured"
     solved = one([row(metric="solved", value=int(seed < 4), seed=seed) for seed in range(5)])
     assert (solved.mean, solved.low, solved.high) == pytest.approx((0.8, 0.2836, 0.9949), abs=1e-4)
     # Rows of nats that name no chance: what diverged has no number, and no verdict.

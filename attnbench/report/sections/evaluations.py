@@ -22,8 +22,9 @@ from attnbench.verdict.seeds import MOST_MOVED, RATIO_NOTE, Figure, is_accuracy,
 from attnbench.verdict.summary import headline_columns, primary_metrics
 
 HOW_JUDGED = (
-    "The error is 0.05 over all pairs and metrics (Holm), for intervals of differences too. Equivalent: two one-sided "
-    "tests find a difference within the margin, the largest that does not matter. Nothing else is tested."
+    "Nats and accuracies are paired by seed. The error is 0.05 over all pairs and metrics (Holm), for intervals of "
+    "differences too. Equivalent: two one-sided tests find a difference within the margin, the largest that does not "
+    "matter. Nothing else is tested."
 )
 
 

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LONG_SECONDS = 30 * 60
+"""Length of a training on a CPU from which the demo is recommended."""
+
+ESTIMATE_SECONDS = 10.0
+"""Time after which a training's length is estimated; the first steps are slower."""
+
 
 class DivergedError(UserError):
     """The loss or its gradients are not finite; `steps` (from 0) are those since the loss was last known to be
@@ -178,9 +184,28 @@ class Sitting:
                 f"stopped at step {state.step} of {end}, saved in {self.folder}; the same command resumes it"
             )
 
-    def hooks(self) -> list[Hook]:
+    def hooks(self, start_step: int) -> list[Hook]:
         """The log comes first, so that a validation follows its step; the checkpoint last, so that it counts both."""
-        return [self.write_log, self.validate, self.keep]
+        estimate = [Estimate(self.bar, start_step, self.job.folder.parent.name)] if self.job.estimated else []
+        return [self.write_log, *estimate, self.validate, self.keep]
+
+
+class Estimate:
+    """Print once, on a CPU, how long the training will take, and recommend the demo if that is long."""
+
+    def __init__(self, bar: ProgressBar, start_step: int, experiment: str) -> None:
+        self.bar, self.first, self.experiment = bar, start_step + 4, experiment
+        self.started, self.is_told = time.perf_counter(), False
+
+    def __call__(self, state: TrainState, report: StepReport) -> None:
+        is_early = state.step < self.first or time.perf_counter() - self.started < ESTIMATE_SECONDS
+        seconds = self.bar.seconds_left
+        if self.is_told or is_early or not seconds:
+            return
+        self.is_told = True
+        log.info("about %s of training to go on this CPU", duration(seconds))
+        if seconds > LONG_SECONDS and self.experiment != "demo":
+            log.info("experiment=demo trains a smaller model on a smaller corpus in minutes")
 
 
 def duration(seconds: float) -> str:

@@ -85,7 +85,7 @@ class Run(TrainedJob):
         settings, on_gpu = self.settings, self.device.type == "cuda"
         self.label = self.task_label = f"training {self.mixer}"
         self.name, self.experiment, self.train = self.mixer, settings.experiment, settings.train
-        self.checkpoint_interval = self.validation_interval
+        self.checkpoint_interval, self.estimated = self.validation_interval, not on_gpu
         # On GPUs the step, with the reduction over them, is replayed as a CUDA graph.
         self.compiled, self.captured = self.compile, self.compile and on_gpu
 

@@ -50,6 +50,7 @@ class TrainedJob(Job):
         matched: its model; None where it cannot be built.
         num_steps: the most that it makes.
         checkpoint_interval: steps between two checkpoints, beside those by the clock.
+        estimated: a line after a few steps tells how long it will take.
         captured: the step is replayed as a CUDA graph.
         group: the processes that train it together, this one as their rank 0.
     """
@@ -60,6 +61,7 @@ class TrainedJob(Job):
     num_steps: int
     checkpoint_interval: int
     compiled: bool = False
+    estimated: bool = False
     captured: bool
     group: Group | None = None
 
@@ -118,7 +120,7 @@ class TrainedJob(Job):
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
             state, sitting = self.begin_training(stop, stack)
-            hooks, goes_on = sitting.hooks(), None
+            hooks, goes_on = sitting.hooks(state.step), None
             if self.group is not None:
                 leader = Leader(self.group, stop, state, self.num_steps, self.config_hash)
                 stack.enter_context(leader)

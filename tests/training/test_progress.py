@@ -1,9 +1,11 @@
 import io
 import json
+import logging
 import os
 import re
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from attnbench.machine.device import warn_of_load
 from attnbench.machine.pauses import BEAT_SECONDS, Pauses
 from attnbench.training import log as progress
+from attnbench.training.hooks import Estimate, duration
 from attnbench.training.log import ProgressBar, watched
 from attnbench.training.speed import speed_row
 
@@ -51,6 +54,41 @@ def test_without_a_terminal_a_plain_line_at_every_tenth(clock, capsys):
     assert "2k tok/s 00:10 left" in text
     assert text.endswith("100% 100/100 loss 2 2k tok/s\n")
     assert not re.search(r"[\r\x1b]", text)
+
+
+def test_who_trains_the_demo_is_not_told_of_it(clock, caplog, capsys):
+    caplog.set_level(logging.INFO, logger="attnbench")
+    for experiment, num_lines in (("demo", 1), ("default", 2)):
+        caplog.clear()
+        bar = ProgressBar(10**6, 1000, 0, "softmax")
+        estimate = Estimate(bar, 0, experiment)
+        for step in range(1, 31):
+            clock.append(clock[-1] + 5.0)
+            bar.update(step)
+            estimate(Mock(step=step), Mock())
+        assert len(caplog.records) == num_lines
+
+
+def test_the_estimate_is_the_time_that_the_bar_shows(clock, caplog, capsys):
+    caplog.set_level(logging.INFO, logger="attnbench")
+    bar = ProgressBar(100, 1000, 0, "softmax")
+    estimate = Estimate(bar, 0, "default")
+    for step in range(1, 101):
+        # The first steps are slower.
+        clock.append(clock[-1] + (1.0 if step > 4 else 5.0))
+        bar.update(step)
+        estimate(Mock(step=step), Mock())
+        if caplog.records:
+            break
+    assert duration(bar.seconds_left) in caplog.messages[0]
+    for later in range(bar.step + 1, 101):
+        clock.append(clock[-1] + 1.0)
+        bar.update(later)
+        estimate(Mock(step=later), Mock())
+    assert len(caplog.records) == 1
+    short = Estimate(ProgressBar(5, 1000, 0, "softmax"), 0, "default")
+    short(Mock(step=5), Mock())
+    assert len(caplog.records) == 1
 
 
 def test_without_a_terminal_a_line_after_half_a_minute(clock, capsys):

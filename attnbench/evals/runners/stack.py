@@ -75,7 +75,7 @@ def _train(jobs: Sequence[ProbeJob], recorded: set[ProbeJob]) -> None:
             job.sequences, job.look = sequences[job.settings.seed], partial(checks.selection, job)
             state, sitting = job.begin_training(stop, stack)
             given = {"batches": job.batches, "settings": job.train, "num_steps": job.num_steps}
-            by_member[Member(state=state, hooks=sitting.hooks(), **given)], checks.states[job] = job, state
+            by_member[Member(state=state, hooks=sitting.hooks(state.step), **given)], checks.states[job] = job, state
         for member in train_stack([*by_member], precision=precision, captured=device.type == "cuda"):
             job = by_member.pop(member)
             del checks.states[job]

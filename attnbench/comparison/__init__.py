@@ -1,1 +1,1 @@
-"""Comparisons: a plan, its cells, its searches of learning rates, and the record of all of them."""
+"""Comparisons: a plan, its cells, its searches of learning rates, and its record."""

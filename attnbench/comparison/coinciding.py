@@ -15,9 +15,6 @@ def shared_jobs(variants: Mapping[str, Variant]) -> Shared:
     """List the variants that share the runs of an earlier one, by evaluation (TRAINING is one).
 
     Trained models are shared if they compute the same function, system evaluations only with the same kernel.
-
-    Raises:
-        UserError: two variants are the same model with the same kernel in every evaluation.
     """
     models, functions = {}, {}
     for name, variant in variants.items():

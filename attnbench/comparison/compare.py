@@ -1,7 +1,5 @@
 """Run a plan: searches and scored runs several at a time, then timed runs alone; write one record and one report.
-
-Finished runs are not run again, so that an interrupted comparison resumes.
-"""
+Finished runs are not run again, so that an interrupted comparison resumes."""
 
 import logging
 import time
@@ -48,15 +46,12 @@ OWN_LAYER = "plan.variants.mine=[attn=module,attn.path=my_layer:MyLayer]"
 
 
 def compare(settings: ComparisonSettings, compose: Compose, *, prints: bool = True) -> Path:
-    """Carry out a plan and write comparison.json and report/, mirrored to wandb; return the experiment's folder.
+    """Carry out a plan and write comparison.json and report/, mirrored to wandb; return the experiment's folder. Failed
+    runs are an error after the others ran and the report was written.
 
     Args:
         compose: from the words of an attnbench train command line to its settings.
         prints: print the table of scores and the next commands.
-
-    Raises:
-        UserError: another process runs this plan; it was changed after it was frozen, or cannot be frozen; runs failed
-            (after the others ran and the report was written); or wandb cannot be reached.
     """
     folder = Path(settings.outputs_dir) / settings.plan.name
     is_only_read = settings.imported is None and (settings.exported is not None or settings.plan.dry_run)
@@ -106,9 +101,9 @@ def _carry_out(settings: ComparisonSettings, compose: Compose, folder: Path, *, 
 
 
 def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
-    """Make the runs that are not done, write comparison.json, and return the results of all that are."""
+    """Make the runs that are not done, write comparison.json, and return the results of all that are done."""
     settings, folder = comparison.settings, comparison.folder
-    # The duration is not read off a clock that can be set.
+    # A clock can be set, so the duration is not read off it.
     started, mark, former = datetime.now(UTC), time.monotonic(), former_record(comparison)
     begin_sitting()
     recorded, known = comparison.recorded()
@@ -237,12 +232,11 @@ def _at_a_time(settings: ComparisonSettings) -> tuple[int, int]:
 
 
 def _num_devices(settings: ComparisonSettings) -> int:
-    """Count the devices that runs are spread over; a task of a cluster counts as one."""
+    """A task of a cluster counts as one."""
     return settings.slurm.tasks if settings.launcher == "slurm" else max(1, len(gpus_and_workers(settings)[0]))
 
 
 def _show(comparison: Comparison, *, is_frozen: bool, mirrored: bool, prints: bool) -> None:
-    """Print the summary, write the report, show it in wandb."""
     settings, folder, plan = comparison.settings, comparison.folder, comparison.plan
     inputs = read_inputs(folder)
     if prints:

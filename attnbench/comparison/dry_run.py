@@ -34,7 +34,7 @@ than TRIAL_SECONDS."""
 
 
 def list_jobs(comparison: Comparison, searches: Sequence[Job], timed: Sequence[Job]) -> None:
-    """List finished and remaining runs and estimate the time; scored runs without a rate are counted only."""
+    """Scored runs without a rate are counted only."""
     scored = comparison.wanted(comparison.scored)
     left: Counter[Kind] = Counter()
     for job in (*searches, *scored, *timed):
@@ -69,10 +69,8 @@ def list_jobs(comparison: Comparison, searches: Sequence[Job], timed: Sequence[J
 
 
 def _seconds_of_elements(comparison: Comparison, groups: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Return the seconds that a comparison waits for a training per unit of size, by group and name.
-
-    A training whose steps raise an error is recorded as failed.
-    """
+    """Return the seconds that a comparison waits for a training per unit of size, by group and name. A training whose
+    steps raise an error is recorded as failed."""
     seconds: dict[tuple[str, str], float] = {}
     (gpus, workers), threads = gpus_and_workers(comparison.settings), torch.get_num_threads()
     # The workers share the cores.

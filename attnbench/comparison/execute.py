@@ -1,4 +1,4 @@
-"""The commands attnbench train and attnbench evaluate: a language model and evaluations of its mixer."""
+"""The commands attnbench train and attnbench evaluate."""
 
 import logging
 from collections import deque
@@ -37,14 +37,11 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: RunSettings) -> Path:
-    """Train, unless a finished run of the same settings exists, and evaluate; return the run's folder.
+    """Train, unless a finished run of the same settings exists, and evaluate; return the run's folder. Raises
+    Interrupted if a signal asked to stop, and the state is kept.
 
     Evaluations without a checkpoint (probes, speed, memory) have folders under cells/. Under torchrun, every process
     trains its share of the language model, and rank 0 does everything else.
-
-    Raises:
-        UserError: an unreadable corpus, a training that diverged, a damaged checkpoint, a process that has ended.
-        Interrupted: a signal asked to stop, and the state is kept.
     """
     ranks, group = ranks_here(), None
     if ranks != ALONE:
@@ -65,14 +62,8 @@ def run(settings: RunSettings) -> Path:
 
 
 def evaluate_again(folder: Path, settings: RunSettings) -> Path:
-    """Run the evaluations of a trained model that have no results yet.
-
-    Args:
-        settings: of the run's config.yaml, with evaluations and device replaced.
-
-    Raises:
-        UserError: there is no finished training, or its corpus is missing.
-    """
+    """Run the evaluations of a trained model that have no results yet. The settings are of the run's config.yaml, with
+    evaluations and device replaced."""
     kinds = by_kind(settings)
     run = reopen(folder, settings)
     if not run.is_done():
@@ -106,7 +97,7 @@ def _run_evaluations(run: Run, settings: RunSettings, kinds: ByKind) -> None:
 
 
 def _one_by_one(stacks: list[Stack], more: Callable[[], list[Stack]]) -> Generator[Outcome[Stack], None, None]:
-    """Run jobs in this process; an error ends the command."""
+    """An error ends the command."""
     waiting = deque(stacks)
     while waiting:
         [job] = stack = waiting.popleft()

@@ -31,14 +31,8 @@ DECISIONS = "findings.json"
 
 
 def run_findings(settings: Sequence[ComparisonSettings], compose: Compose) -> Path:
-    """Decide findings, print a line each, and write findings.json and the page; return their folder.
-
-    Args:
-        settings: of each finding; they differ only in the plan.
-
-    Raises:
-        UserError: none of them can run here, or one was changed after it was frozen; or an import or export fails.
-    """
+    """Decide findings, print a line each, and write findings.json and the page; return their folder. The settings of
+    the findings differ only in the plan."""
     first = settings[0]
     folder = Path(first.outputs_dir)
     if first.exported is not None:
@@ -96,7 +90,7 @@ def _carried(settings: ComparisonSettings) -> Path | None:
 def _carry_out(
     comparison: Comparison, imported: Path | None, compose: Compose
 ) -> tuple[Decision | None, list[ResultRow]]:
-    """Carry out a finding and decide it; a dry run decides nothing."""
+    """A dry run decides nothing."""
     plan = comparison.plan
     if imported is not None:
         import_for(comparison.settings, compose, imported)
@@ -134,7 +128,6 @@ def _write(
 
 
 def described_decision(decision: Decision) -> dict[str, Any]:
-    """Describe a decision as findings.json has it."""
     return {
         "name": decision.plan.name,
         "statement": decision.claim.statement,

@@ -43,12 +43,9 @@ MAX_VALUE_CHARACTERS = 60
 
 
 def freeze(comparison: Comparison) -> Path:
-    """Write freeze.json into the plan's folder; nothing is trained.
-
-    Raises:
-        UserError: the plan is frozen already or has scores; a variant cannot run here; seeds are missing or booked by
-            another table; or a test could not become significant.
-    """
+    """Write freeze.json into the plan's folder; nothing is trained. Refused are a plan that is frozen already or has
+    scores, a variant that cannot run here, seeds that are missing or booked by another table, and a test that could not
+    become significant."""
     path = comparison.folder / FREEZE
     if path.exists():
         raise UserError(
@@ -87,7 +84,6 @@ def freeze(comparison: Comparison) -> Path:
 
 
 def unbooked_seeds(comparison: Comparison) -> list[int]:
-    """Return the scored seeds that are not booked for a table of this plan."""
     return outside_blocks(comparison.plan.table, _scored_seeds(comparison), read_blocks(ROOT / BLOCKS))
 
 
@@ -96,11 +92,7 @@ def _scored_seeds(comparison: Comparison) -> list[int]:
 
 
 def check_frozen(comparison: Comparison) -> bool:
-    """Tell if the plan is frozen.
-
-    Raises:
-        UserError: it was, and has been changed since; names the first difference.
-    """
+    """Tell if the plan is frozen. A change since then is an error that names the first difference."""
     path = comparison.folder / FREEZE
     if not path.exists():
         return False
@@ -120,7 +112,7 @@ def check_frozen(comparison: Comparison) -> bool:
 
 
 def changed_since(comparison: Comparison, frozen: dict[str, Any]) -> str | None:
-    """Name the first difference from the content of a freeze.json; None: there is none."""
+    """Name the first difference from the content of a freeze.json."""
     then = {name: value for name, value in frozen.items() if name not in (*MADE_BY, "plan")}
     if not _trains_text(comparison):
         # Former files have num_steps even if no text is read; it depends on the length of the embedded text.
@@ -251,6 +243,5 @@ def first_difference(then: Any, now: Any, where: str = "") -> tuple[str, Any, An
 
 
 def shown_value(value: Any) -> str:
-    """Write a value for a message, shortened if it is long."""
     text = json.dumps(value)
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

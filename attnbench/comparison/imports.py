@@ -68,12 +68,8 @@ def import_for(settings: ComparisonSettings, compose: Compose, source: Path) -> 
 def import_cells(source: Path, folder: Path, plan_in: PlanIn) -> int:
     """Import the runs of a file of `export_cells` that have no results here; return the number of new results.
 
-    Args:
-        folder: of the experiment; held by the caller.
-
-    Raises:
-        UserError: the file cannot be read, a run differs from the plan's own, or a path here is a symbolic link.
-            Nothing is written then.
+    Nothing is written if the file cannot be read, a run differs from the plan's own, or a path here is a symbolic link.
+    The caller holds the experiment's folder.
     """
     cells = read_cells(source)
     with _staging(folder) as staging:
@@ -138,10 +134,8 @@ def _timed_elsewhere(cell: Job, plan: Comparison, cells: CarriedCells) -> list[J
 
 
 def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> list[Job]:
-    """List the whole trainings of a score at the rates of the file.
-
-    The scored rate may be unknown, as long as the search lacks results.
-    """
+    """List the whole trainings of a score at the rates of the file. The scored rate may be unknown, as long as the
+    search lacks results."""
     seeds = {*plan.seeds_of(score), *score.search_seeds}
     parts = TRAINED.fullmatch(score.prepared.folder.relative_to(plan.folder).as_posix())
     assert parts is not None
@@ -162,11 +156,7 @@ def _trained_elsewhere(score: Score, plan: Comparison, cells: CarriedCells) -> l
 
 
 def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison) -> str | None:
-    """Return the text of freeze.json unless a plan was frozen or scored here.
-
-    Raises:
-        UserError: it belongs to another plan.
-    """
+    """Return the text of freeze.json unless a plan was frozen or scored here; it must belong to this plan."""
     if cells.freeze is None or (folder / FREEZE).exists():
         return None
     content = _parsed(cells, FREEZE, cells.freeze)
@@ -187,12 +177,7 @@ def _freeze_to_take(cells: CarriedCells, folder: Path, plan: Comparison) -> str 
 
 
 class _Stager:
-    """Checks the runs of a file in a staging folder.
-
-    Args:
-        folder: of the experiment.
-        staged: folder in which the plan looks for its runs.
-    """
+    """Checks the runs of a file in a staging folder. The plan looks for its runs in `staged`."""
 
     def __init__(self, cells: CarriedCells, folder: Path, staged: Path) -> None:
         self.cells, self.folder, self.staged = cells, folder, staged
@@ -370,11 +355,7 @@ def _check_settings(row: ResultRow, job: Job) -> None:
 
 
 def check_value(row: Measurement) -> None:
-    """Refuse a number that its metric cannot have.
-
-    Raises:
-        ValueError: the metric and what is wrong.
-    """
+    """Refuse a number that its metric cannot have; the ValueError names the metric."""
     if row.value is None:
         return
     numbers = [number for number in (row.low, row.value, row.high) if number is not None]
@@ -392,18 +373,14 @@ def check_value(row: Measurement) -> None:
 
 
 def is_share(metric: str) -> bool:
-    """Tell if a metric of trained models lies between 0 and 1."""
     return metric.endswith("accuracy") or metric in ("selection", "solved", "rise_share")
 
 
 def check_together(rows: Sequence[ResultRow], *, is_of_characters: bool) -> None:
-    """Refuse rows of one file that contradict each other.
+    """Refuse rows of one file that contradict each other; the ValueError names the metric.
 
     Args:
         is_of_characters: a token is a character, so that perplexity is that of the nats a character.
-
-    Raises:
-        ValueError: the metric and what is wrong.
     """
     by_place: dict[str, dict[str, float | None]] = {}
     for row in rows:

@@ -22,11 +22,8 @@ FIRST_SECONDS = 15.0
 
 @dataclass
 class LiveReport:
-    """Writes the report after runs that are not timed, as often as SHARE allows.
-
-    Args:
-        record: writes comparison.json; returns False if nothing is scored yet.
-    """
+    """Writes the report after runs that are not timed, as often as SHARE allows. `record` writes comparison.json, or
+    returns False if nothing is scored yet."""
 
     folder: Path
     record: Callable[[], bool]

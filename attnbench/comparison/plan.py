@@ -35,9 +35,6 @@ class Comparison:
 
     Args:
         compose: turns overrides into settings; raises UserError for what this machine cannot do.
-
-    Raises:
-        UserError: no variant can be run, or a layer of the user's breaks its contract.
     """
 
     def __init__(self, settings: ComparisonSettings, compose: Compose) -> None:
@@ -89,7 +86,7 @@ class Comparison:
             self.fail(name, reason)
 
     def _corpora(self) -> Corpora | None:
-        """Describe the corpora; None for a plan of one."""
+        """None for a plan of one corpus."""
         if len(self.plan.corpora or []) < 2:
             return None
         variants = list(self.variants.values())
@@ -109,7 +106,7 @@ class Comparison:
         return self.corpora.named(evaluation) if self.corpora is not None else [evaluation]
 
     def scored_rows(self) -> list[ResultRow]:
-        """The rows of the scored runs, each evaluation by its name in verdicts."""
+        """Each evaluation has its name in verdicts."""
         rows = [row for job in self.scored for row in self.rows_of(job)]
         return self.corpora.by_corpus(rows) if self.corpora is not None else rows
 
@@ -126,11 +123,11 @@ class Comparison:
         return {name: by_variant for evaluation, by_variant in shared.items() for name in self.names_of(evaluation)}
 
     def wanted(self, jobs: Sequence[Job]) -> list[Job]:
-        """Keep the runs of the evaluations to run, see `plan.only`."""
+        """See `plan.only`."""
         return [job for job in jobs if self.is_wanted(job.evaluation)]
 
     def is_wanted(self, group: str) -> bool:
-        """Tell if runs of this group are to run; a training belongs to every evaluation of its checkpoints."""
+        """A training belongs to every evaluation of its checkpoints."""
         names = set(self._of_checkpoints()) if group == TRAINING else {group}
         return not names.isdisjoint(self.plan.only or self.plan.evaluations)
 
@@ -156,11 +153,8 @@ class Comparison:
         return True
 
     def recorded(self, answers: dict[Path, Answer] | None = None) -> tuple[Found, Driver]:
-        """Advance the programs as far as finished runs allow, without running any.
-
-        Args:
-            answers: of runs that were read already.
-        """
+        """Advance the programs as far as finished runs allow, without running any; `answers` are of runs that were read
+        already."""
         found, driver = Found(), Driver(answers=dict(answers or {}))
         if self.carry_out(driver, found):
             driver.run([ask_for(self.timed)])
@@ -180,11 +174,10 @@ class Comparison:
         ]
 
     def shown(self) -> list[Job]:
-        """The scored and the timed runs, which the report shows."""
+        """The scored and the timed runs."""
         return [*self.scored, *self.timed]
 
     def is_finished(self, job: Job) -> bool:
-        """Tell if the run has all its rows."""
         return isinstance(self.answers.get(job.folder), list)
 
     def results_of(self, jobs: Iterable[Job]) -> list[Path]:
@@ -216,7 +209,7 @@ class Comparison:
         return max((job.num_steps * job.train.batch_size for job in prepared), default=None)
 
     def evaluations(self) -> dict[str, type[Evaluation]]:
-        """Return the classes of the evaluations by name, in the plan's order, repeated for each corpus."""
+        """Return the classes by name, in the plan's order, repeated for each corpus."""
         listed = {entry.name: entry for variant in self.variants.values() for entry in variant.run.settings.evaluations}
         known = [evaluation for evaluation in self.plan.evaluations if evaluation in listed]
         return {
@@ -226,7 +219,6 @@ class Comparison:
         }
 
     def primaries(self) -> dict[str, Primary]:
-        """Return the tested primary metrics by evaluation."""
         tested = self.plan.evaluations if self.plan.tested is None else self.plan.tested
         by_evaluation = {name: cls.primary for name, cls in self.evaluations().items() if split_name(name)[0] in tested}
         return {name: primary for name, primary in by_evaluation.items() if primary is not None}
@@ -278,7 +270,7 @@ class Comparison:
         return {name: number[setting] for name, setting in settings.items()}, settings
 
     def protocols(self) -> dict[str, dict[str, Any]]:
-        """Describe the present protocol of each evaluation, see `results.protocol`."""
+        """See `results.protocol`."""
         jobs = [job for score in self.scores for job in score.at(score.grid[0], 0, None).parts]
         known = {job.evaluation: job.protocol() for job in [*jobs, *self.timed]}
         return {
@@ -321,6 +313,6 @@ class Comparison:
         return sorted(jobs, key=lambda job: order[job.evaluation])
 
     def fail(self, label: str, reason: str) -> None:
-        """Record a failure; the other runs go on."""
+        """The other runs go on."""
         self.failures[label] = reason
         log.error(f"failed: {label}: {reason}")

@@ -1,7 +1,7 @@
 """A plan as programs: generators that yield jobs and are sent their rows; a driver carries them out.
 
-A program does not know how a job runs, or if it ran before. It may request the same job twice: the driver runs each
-once.
+A program does not know how a job runs, or if it ran before. The driver runs each job once, however often it is
+requested.
 """
 
 import logging
@@ -28,7 +28,7 @@ Rows = list[ResultRow]
 
 @dataclass(frozen=True)
 class Failure:
-    """Answer: the run left no results, or they cannot be read."""
+    """The run left no results, or they cannot be read."""
 
     reason: str
 
@@ -117,7 +117,7 @@ class Driver:
         return [stack for stack in left if stack]
 
     def _known(self, job: Job) -> Answer | None:
-        """Return the answer if the run need not run, otherwise None."""
+        """Return the answer if the run need not run."""
         self.before(job)
         may_run = self.may_run(job)
         if not job.is_done() or (self.rerun and may_run):
@@ -136,7 +136,7 @@ class Driver:
 
 
 def read_or_failure(paths: Iterable[Path]) -> Rows | Failure:
-    """Read results; a Failure where one was altered, with the remedy."""
+    """A Failure names the remedy for an altered file."""
     try:
         return [row for path in paths for row in read_results(path)]
     except UserError as error:

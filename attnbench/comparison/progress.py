@@ -56,7 +56,6 @@ class Kind(NamedTuple):
 
 
 def kind_of(job: Job) -> Kind:
-    """Return the kind of a job."""
     if isinstance(job, ProbeJob):
         return Kind(job.evaluation, job.task_label, activations(job) * (job.limit or job.task.num_steps))
     if isinstance(job, Run):
@@ -126,7 +125,6 @@ class Progress:
         self.waiting[self.at_a_time : self.at_a_time] = jobs
 
     def report(self, outcome: Outcome[Job]) -> None:
-        """Print the outcome of a run."""
         job, kind = outcome.item, kind_of(outcome.item)
         self.left[kind] -= 1
         index = self.waiting.index(job)

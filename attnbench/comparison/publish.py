@@ -44,14 +44,11 @@ READING = (
 
 
 def publish_comparison(experiment: Path, target: Path, *, title: str, note: str = "") -> None:
-    """Write the page of a comparison: what it has measured so far, and what is missing of it.
+    """Write the page of a comparison: its measurements so far, and what is missing.
 
     Args:
         experiment: outputs/<plan>, with its comparison.json.
         note: what a reader must know besides; a paragraph of its own.
-
-    Raises:
-        UserError: there is no comparison, or it has no rows.
     """
     path = experiment / "comparison.json"
     if not path.exists():
@@ -93,9 +90,6 @@ def publish_findings(folder: Path, target: Path, known: Sequence[PlanSettings], 
         folder: outputs/findings, with its findings.json.
         known: the findings of conf/finding.
         note: what a reader must know besides; a paragraph of its own.
-
-    Raises:
-        UserError: there are no findings, one that is not known, or none of them has runs.
     """
     record, by_name = _findings_record(folder / DECISIONS), {plan.name: plan for plan in known}
     for name in record["findings"]:
@@ -196,7 +190,7 @@ def _pictures(inputs: Inputs) -> list[Note | Picture]:
 
 
 def _comparison_parts(inputs: Inputs, pictures: Sequence[Note | Picture], note: str) -> list[str | Table]:
-    """Say the answer first, then how sure it is, then the numbers."""
+    """The answer comes first, then how sure it is, then the numbers."""
     protocol, verdicts = inputs.protocol, inputs.verdicts
     devices = markdown_text(words.devices(row.identity.device for row in inputs.rows))
     commits, corpora = (listed_values(inputs.rows, name) for name in ("commit", "corpus"))

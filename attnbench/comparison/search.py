@@ -46,7 +46,7 @@ Trials = Mapping[float, Sequence[Trial]]
 
 @dataclass(kw_only=True, eq=False)
 class Score:
-    """A score of a variant: its language model, or one task of a probe, with the grid of the learning rate."""
+    """A language model of a variant, or one task of a probe, with the grid of the learning rate."""
 
     name: str
     """Name for people."""
@@ -103,12 +103,9 @@ class Score:
 
 
 def search(score: Score) -> Program[Choice]:
-    """Try the grid of a score, and choose the learning rate.
+    """Try the grid of a score, and choose the learning rate. Raises Undecided if a training has no results.
 
     A best rate at the edge widens the grid by one, at most MAX_WIDENINGS times.
-
-    Raises:
-        Undecided: a training has no results.
     """
     rates = sorted(score.grid)
     if len(rates) == 1:
@@ -152,10 +149,8 @@ def _limit(score: Score, trials: Trials) -> int | None:
 
 
 def _in_full(score: Score, first: Trials) -> Program[dict[float, list[Trial]]]:
-    """Train the best rate of the first stage and its neighbours in full, on all search seeds.
-
-    If another rate is then best, its neighbours are trained too, until all neighbours of the best rate are trained.
-    """
+    """Train the best rate of the first stage and its neighbours in full, on all search seeds, until all neighbours of
+    the best rate are trained."""
     rates, best, full = sorted(first), score.order(first)[0], {}
     while True:
         index = rates.index(best)
@@ -209,7 +204,7 @@ def _choice(score: Score, first: Trials, trials: Trials, chosen: float) -> Choic
 
 @dataclass
 class Found:
-    """Results of the programs of scores, by the names of these."""
+    """Results of the programs, by the names of their scores."""
 
     choices: dict[str, Choice] = field(default_factory=dict)
     scored: dict[str, list[Job]] = field(default_factory=dict)
@@ -243,13 +238,8 @@ def rate_and_scores(score: Score, seeds: Sequence[int], found: Found) -> Program
 
 
 def best_of_probe(trials: Mapping[float, Sequence[Trial]], budget: int) -> list[float]:
-    """Order rates, the best first: most seeds solved, then fewest steps to 0.95, then the highest mean accuracy.
-
-    A failed seed has an accuracy of 0.
-
-    Args:
-        budget: steps counted for a seed that never reached 0.95.
-    """
+    """Order rates, the best first: most seeds solved, then fewest steps to 0.95 (`budget` for a seed that never reached
+    it), then the highest mean accuracy, 0 for a failed seed."""
 
     def key(rate: float) -> tuple[float, ...]:
         group = trials[rate]
@@ -346,7 +336,7 @@ def score_of_training(
 
 
 def scores_of_probe(settings: RunSettings, evaluation: EvaluationSettings, num_seeds: int = 1) -> list[Score]:
-    """Return the scores of a probe, one a task."""
+    """One score a task."""
     probe, jobs = prepare_probe(settings, evaluation)
     return [
         Score(

@@ -37,15 +37,8 @@ Size = Callable[[ProbeJob], int]
 
 
 def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
-    """Return the function from a training to the size of its stack.
-
-    Args:
-        stack: the plan's; None: as measured.
-        folder: of the plan, with stacks.json.
-
-    Raises:
-        UserError: this GPU was not measured, or stacks.json was altered.
-    """
+    """Return the function from a training to the size of its stack: `stack`, or None as measured for this device.
+    `folder` has the plan's stacks.json."""
     if stack is not None:
         return lambda job: stack
     if device.type == "cpu":
@@ -69,7 +62,7 @@ def sizes(stack: int | None, device: torch.device, folder: Path) -> Size:
 
 
 def activations(job: ProbeJob) -> int:
-    """Count the elements of one activation of a training: batch × length × width."""
+    """Count the elements of one activation: batch × length × width."""
     return job.task.batch_size * job.seq_len * job.task.model.dim
 
 

@@ -50,16 +50,12 @@ class CarriedCells:
     """Parsed contents by path, filled on demand."""
 
     def where(self, path: str) -> str:
-        """Return file, line and path for an error message."""
+        """File, line and path for an error message."""
         return f"{self.source}:{self.line_of[path]}: {path}"
 
 
 def export_cells(experiment: Path, target: Path) -> int:
-    """Write all results of an experiment with their configs and environments as JSON lines; return their number.
-
-    Raises:
-        UserError: there are none, or the file cannot be written.
-    """
+    """Write all results of an experiment with their configs and environments as JSON lines; return their number."""
     files = [*experiment.glob("*/results/*.jsonl"), *experiment.glob("cells/*/results/*.jsonl")]
     # Files of the user have other names.
     results = [path for path in sorted(files) if _carried(path.relative_to(experiment))]
@@ -97,7 +93,7 @@ def _carried(path: str | Path) -> re.Match[str] | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Tell if a text has no lone surrogate, which JSON allows and a file does not."""
+    """False for a lone surrogate, which JSON allows and a file does not."""
     return text.encode(errors="ignore").decode() == text
 
 
@@ -124,12 +120,8 @@ def with_ending(rows: str, ending: dict[str, Any]) -> str:
 
 
 def read_cells(source: Path) -> CarriedCells:
-    """Read a file of `export_cells`; the files of runs are not parsed yet.
-
-    Raises:
-        UserError: the file is torn or of another kind, names a path outside of a cell's folder, or has a text that is
-            too long.
-    """
+    """The files of runs are not parsed yet. Refused are a torn file or one of another kind, a path outside of a cell's
+    folder, and a text that is too long."""
     lines = read_json_lines(source, MAX_CELLS_BYTES, MAX_CELLS_BYTES)
     if lines.torn or not lines.objects:
         raise UserError(f"{source}: {'its last line is torn' if lines.torn else 'is empty'}; export it again")

@@ -21,15 +21,12 @@ Compose = Callable[[Sequence[str]], RunSettings]
 
 
 class ByKind(NamedTuple):
-    """Evaluations by kind."""
-
     of_checkpoints: list[EvaluationSettings]
     probes: list[EvaluationSettings]
     system: list[EvaluationSettings]
 
 
 def by_kind(settings: RunSettings) -> ByKind:
-    """Sort evaluations by what they need."""
     groups: dict[type, list[EvaluationSettings]] = {CheckpointEvaluation: [], Probe: [], SystemEvaluation: []}
     for evaluation in settings.evaluations:
         cls = resolve(evaluation.target, Evaluation)
@@ -55,11 +52,7 @@ class Variant(NamedTuple):
 
 
 def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str], compose: Compose) -> Variant:
-    """Resolve a variant of the plan, on every corpus.
-
-    Raises:
-        UserError: it cannot be composed, or cannot run here.
-    """
+    """Resolve a variant of the plan, on every corpus."""
     plan = settings.plan
     corpora = plan.corpora or [None]
     on_each = {
@@ -88,10 +81,8 @@ def resolve_variant(settings: ComparisonSettings, name: str, words: Sequence[str
 
 
 def check_layers(name: str, run: Run) -> None:
-    """Raise UserError if layers from outside attnbench break their contract, before anything is trained.
-
-    Those that run on CUDA alone are checked where their trainings begin.
-    """
+    """Raise UserError if layers from outside attnbench break their contract, before anything is trained. Those that run
+    on CUDA alone are checked where their trainings begin."""
     outside = [mixer for mixer in run.mixers if not is_own(class_named(mixer))]
     if not outside or (run.device.type != "cpu" and any(mixer.target != MODULE for mixer in outside)):
         return

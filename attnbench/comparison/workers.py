@@ -20,12 +20,11 @@ Stack = tuple[Job, ...]
 
 
 def execute(job: Job) -> None:
-    """Run a job and its evaluations in this process."""
     run_jobs(job.parts, shares_device=job.shares_device)
 
 
 def execute_stack(stack: Stack) -> None:
-    """Run a job, or several as one training, see `in_stacks`."""
+    """Several jobs run as one training, see `in_stacks`."""
     probes = [job for job in stack if isinstance(job, ProbeJob)]
     if probes and probes[0].in_stack:
         run_stack(probes, shares_device=probes[0].shares_device)
@@ -50,7 +49,8 @@ def run_here(
     idle: IdleWorkers | None = None,
     more: Callable[[], Sequence[Stack]] = list,
 ) -> Generator[Outcome[Stack], None, None]:
-    """Run stacks in processes of this host: timed ones alone on their device, others `num_workers` at a time on each.
+    """Run stacks in processes of this host: timed ones alone on their device, others `num_workers` at a time on
+    each.
 
     Args:
         log: file of their output.

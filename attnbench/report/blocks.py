@@ -78,7 +78,7 @@ class Sentences:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example of a task: at each position what goes in and what is to come out, "." for nothing."""
+    """At each position what goes in and what is to come out, "." for nothing."""
 
     label: str
     positions: Sequence[tuple[str, str]]
@@ -105,7 +105,7 @@ class Section:
 
 
 def file_name(*parts: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Return the file name of a picture, as `rates-recall-num_pairs_4`; a long name is cut and ends in a hash."""
+    """As `rates-recall-num_pairs_4`; a long name is cut and ends in a hash."""
     words = [*parts, *(f"{name}_{value}" for name, value in (settings or {}).items())]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word).lstrip(".") for word in words)
     if len(name) <= MAX_FILE_NAME:

@@ -80,7 +80,7 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Data of a report; derived results are computed once."""
+    """Derived results are computed once."""
 
     rows: list[ResultRow]
     """Rows of single seeds, in the order of the variants."""
@@ -127,11 +127,7 @@ class Inputs:
 
 
 def read_inputs(folder: Path) -> Inputs:
-    """Read an experiment of outputs/, a run of it, or a folder with a results.csv or results.csv.gz.
-
-    Raises:
-        UserError: no rows, or an unreadable file.
-    """
+    """Read an experiment of outputs/, a run of it, or a folder with a results.csv or results.csv.gz."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {what}; give an experiment of outputs/, or a run")

@@ -61,7 +61,6 @@ def write_report(
 
 
 def page_sections(inputs: Inputs) -> list[Section]:
-    """Return the sections of the page, in order."""
     protocol, variants = inputs.protocol, inputs.protocol.variants
     over_seeds, known, verdicts = inputs.figures, inputs.primaries, inputs.verdicts
     first = front(inputs, _checks(inputs))
@@ -153,7 +152,7 @@ def _ends_in(path: Path, mark: str) -> bool:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a policy that allows only these scripts and loads nothing; Vega compiles its own expressions."""
+    """Allow only these scripts and load nothing; Vega compiles its own expressions."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join([*(f"'sha256-{value}'" for value in hashes), "'unsafe-eval'"])
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"

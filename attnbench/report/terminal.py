@@ -26,11 +26,8 @@ NAMED_BY_ROWS = {"attn", "data", "eval", *(column.name for column in fields(Iden
 
 
 def print_summary(folders: Mapping[Path, Sequence[str]]) -> None:
-    """Print the scores of runs, a table for each corpus, and their folders.
-
-    Args:
-        folders: with the overrides of each run.
-    """
+    """Print the scores of runs, a table for each corpus, and their folders. `folders` have the overrides of each
+    run."""
     console, rows, endings = Console(), read_folders(list(folders), last_only=True), _endings(folders)
     named = [
         replace(row, identity=replace(it, variant=f"{it.variant}{endings.get(it.run, '')}"))

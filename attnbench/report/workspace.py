@@ -47,8 +47,8 @@ def show_comparison(
 ) -> None:
     """Log the experiment in `folder` as one run of job type `comparison`, in the group of its trainings.
 
-    The run is updated when it is logged again. `root` is the parent folder of wandb/, `report` a folder that becomes
-    an artifact of the run, `inputs` those of the folder, if already read.
+    The run is updated when it is logged again. `root` is the parent folder of wandb/, `report` a folder that becomes an
+    artifact of the run, `inputs` those of the folder, if already read.
     """
     inputs = read_inputs(folder) if inputs is None else inputs
     content = summary(inputs.figures, [], inputs.protocol.variants)
@@ -94,7 +94,7 @@ def score_key(evaluation: str) -> str:
 
 
 def _scores(content: Summary) -> dict[str, list[float | None]]:
-    """Return the means of the variants, in their order, by score."""
+    """Means of the variants, in their order, by score."""
     entries = zip(*content.lines.values(), strict=True)
     return {
         f"{column.evaluation}/{column.header}": [it.figure.mean if it.figure is not None else None for it in of_all]
@@ -158,10 +158,8 @@ def _chart(plots: Sequence[Plot]) -> Chart:
 
 
 def make_dashboard(settings: LoggerSettings, output: Path) -> str:
-    """Publish the battery's workspace as a saved view of the project, or write it to `output` when offline.
-
-    Returns one line with its place and reason; raises UserError if the library is missing or the server refuses.
-    """
+    """Publish the battery's workspace as a saved view of the project, or write it to `output` when offline. Return one
+    line with its place and reason."""
     workspaces, _ = _library()
     mode, reason = choose_mode(settings)
     if mode != "online":

@@ -28,9 +28,6 @@ def array_job(parts: Sequence[Any], settings: ComparisonSettings, folder: Path, 
     Args:
         folder: for submitit's pickles, scripts and output.
         node: the one to run on; None: any.
-
-    Raises:
-        UserError: Slurm or submitit are not there, or refuse.
     """
     if shutil.which("sbatch") is None:
         raise UserError("launcher=slurm: there is no sbatch here; start the command on a host of the cluster")
@@ -75,7 +72,7 @@ def _outside_of_any_job() -> Iterator[None]:
 
 
 def tasks_in_queue(job: str) -> dict[str, str] | None:
-    """Return the tasks of a job that wait or run, with their states; None where the controller does not answer."""
+    """Return the states of a job's tasks that wait or run; None if the controller does not answer."""
     answer = _ask("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%i|%T|%r")
     if answer.returncode == 0:
         rows = [line.split("|", 2) for line in answer.stdout.splitlines()]

@@ -51,7 +51,6 @@ class Submission:
 
     @classmethod
     def read(cls, path: Path) -> "Submission":
-        """Read what `write` wrote."""
         return cls(path=path, **read_object(path))
 
     def write(self) -> None:
@@ -59,11 +58,10 @@ class Submission:
         replace_file(self.path, json.dumps({"job": self.job, "tasks": self.tasks, "rerun": self.rerun}) + "\n")
 
     def id_of(self, task: int) -> str:
-        """Name a task as Slurm does."""
+        """As Slurm names the task."""
         return f"{self.job}_{task}" if len(self.tasks) > 1 else self.job
 
     def cells(self) -> list[str]:
-        """The names of all its runs."""
         return [name for names in self.tasks for name in names]
 
     def outcomes(self, task: int) -> Path:
@@ -71,19 +69,13 @@ class Submission:
         return self.path.with_name(f"{self.path.stem}-{task}")
 
     def records(self) -> list[dict[str, Any]]:
-        """Read the outcomes of all its tasks."""
         return [record for task in range(len(self.tasks)) for record in outcomes_of(self.outcomes(task))]
 
 
 def run_on_slurm(
     settings: ComparisonSettings, stacks: Sequence[Stack], folder: Path, *, is_timed: bool
 ) -> Generator[Outcome[Stack], None, None]:
-    """Submit the runs that no job has yet, and yield an outcome for each run.
-
-    Raises:
-        UserError: Slurm or submitit are missing, or refuse the job.
-        StillRunning: with wait=false.
-    """
+    """Submit the runs that no job has yet, and yield an outcome for each run. Raises StillRunning with wait=false."""
     cells = {name_of(cell): cell for stack in stacks for cell in stack}
     if not cells:
         return

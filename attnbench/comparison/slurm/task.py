@@ -1,4 +1,4 @@
-"""One task of an array job, on its node: what it runs, it runs as in a local comparison."""
+"""One task of an array job, on its node, where it runs as in a local comparison."""
 
 import json
 import os
@@ -68,7 +68,7 @@ class Part:
                 self._keep(outcome)
 
     def _why_not(self) -> str | None:
-        """Return why timed runs cannot run on this node; None: they can."""
+        """Return why timed runs cannot run on this node."""
         now = machine_of(self.stacks[0][0])
         changed = [
             f"{name} {self.machine.get(name)} is {now.get(name)} there"
@@ -95,23 +95,18 @@ class Part:
 
 
 def machine_of(cell: Job) -> dict[str, Any]:
-    """Return the identity of this machine for a timed run."""
+    """Identity of this machine for a timed run."""
     return machine(cell.device, ROOT)
 
 
 def node_name() -> str:
-    """Return the name of this host in Slurm."""
+    """Name of this host in Slurm."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
 def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> str | None:
-    """Return why this host may not measure timed runs of a plan; None: it may.
-
-    Args:
-        folder: .slurm of the plan.
-        keeps: record this host if there is none.
-        anew: all timed runs are measured again.
-    """
+    """Return why this host may not measure timed runs of a plan, whose .slurm is `folder`. `keeps` records this host if
+    there is none; `anew`: all timed runs are measured again."""
     path = folder / TIMED_HOST
     if anew:
         path.unlink(missing_ok=True)
@@ -129,7 +124,6 @@ def different_host(folder: Path, *, keeps: bool = False, anew: bool = False) -> 
 
 
 def name_of(cell: Job) -> str:
-    """Name a run by its results file."""
     return "/".join(cell.results.parts[-4:])
 
 

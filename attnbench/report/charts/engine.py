@@ -1,7 +1,5 @@
-"""Chart engine: a process that draws charts with vl-convert, one call per line of JSON; style.py starts it.
-
-The JavaScript engine of vl-convert ends its process when it runs out of memory.
-"""
+"""A process that draws charts with vl-convert, one call per line of JSON; style.py starts it. vl-convert's JavaScript
+engine ends its process when it runs out of memory."""
 
 import base64
 import json

@@ -102,7 +102,7 @@ def seeds_legend(figures: Iterable[Figure], lines: str = "upright lines") -> lis
 
 
 def bounds(figure: Figure) -> tuple[float, float]:
-    """Return the interval that is drawn; that of a figure whose seeds are dots is its mean."""
+    """A figure whose seeds are dots has its mean alone."""
     assert figure.mean is not None
     if figure.has_range or figure.low is None or figure.high is None:
         return figure.mean, figure.mean

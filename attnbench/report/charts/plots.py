@@ -44,7 +44,7 @@ class Plot:
         return sorted(values) if all(map(_is_number, values)) else values
 
     def position(self, figure: Figure) -> Any:
-        """Return a figure's position; that of a bucket "4-7" is its end, counted from 1."""
+        """A bucket "4-7" is at its end, counted from 1."""
         value = _along(figure, self.axis)
         bucket = BUCKET.fullmatch(value) if self.axis == "position_bucket" and isinstance(value, str) else None
         return int(bucket[1]) + 1 if bucket else value
@@ -55,7 +55,7 @@ class Plot:
 
     @property
     def is_whole(self) -> bool:
-        """True if a variant's values add up to 1 and are drawn as one bar of parts."""
+        """A variant's values add up to 1 and are drawn as one bar of parts."""
         return WHOLES.get(self.metric) == self.axis
 
     @property
@@ -105,7 +105,7 @@ def plots_of(figures: Sequence[Figure], declared: Iterable[tuple[str, str]] | No
 
 
 def describe(plot: Plot) -> str:
-    """Describe the plot for readers who cannot see it."""
+    """For readers who cannot see the plot."""
     shown = sorted((f for f in plot.figures if f.mean is not None), key=_place_in(plot))
     by_variant = grouped(shown, lambda figure: figure.label)
     parts = []
@@ -130,7 +130,7 @@ def share(figure: Figure) -> str:
 
 
 def missing_text(plot: Plot) -> str:
-    """List missing numbers: "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
+    """As "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
     missing = sorted(plot.missing, key=_place_in(plot))
     groups = grouped(missing, lambda figure: (figure.label, words.outcome(figure)))
     return "; ".join(

@@ -92,7 +92,6 @@ def alone(picture: Picture, variants: Sequence[str]) -> tuple[dict[str, Any], di
 
 
 def digest(picture: Picture, variants: Sequence[str]) -> str:
-    """Hash all that a picture is drawn from."""
     return sha256(json.dumps([alone(picture, variants), VEGA_LITE, vl_convert_version()]).encode()).hexdigest()[:16]
 
 
@@ -123,7 +122,7 @@ def runtime() -> str:
 
 
 def _draw(name: str, **arguments: Any) -> bytes:
-    """Call a function of vl-convert in the chart engine; raise ValueError if it refuses its arguments."""
+    """Raise ValueError if vl-convert refuses its arguments."""
     drawn = json.loads(_answer(json.dumps([name, arguments])))
     if "error" in drawn:
         raise ValueError(drawn["error"])

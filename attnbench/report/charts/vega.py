@@ -85,7 +85,7 @@ def draw(drawing: Drawing, variants: Sequence[str]) -> Part:
 
 
 def draw_bars(values: Sequence[Datum], parts: Sequence[str], shown: Sequence[str], description: str) -> Part:
-    """Draw a bar per variant; `values` have `order`, `share` and the part as `x`."""
+    """`values` have `order`, `share` and the part as `x`."""
     names = {"title": None, "labelFontSize": 13, "labelLimit": 180, "domain": False, "ticks": False}
     percent = {"title": None, "format": "%", "tickCount": 5}
     legend = {"title": None, "orient": "top", "symbolType": "square", "offset": 10}
@@ -174,7 +174,7 @@ def _field(name: str, kind: str = "nominal", **channel: Any) -> Part:
 
 
 def _faded(opacity: float) -> Part:
-    """Return an opacity that variants have while no other is picked in the legend."""
+    """Opacity of variants while no other is picked in the legend."""
     return {"opacity": {"condition": {"param": PICKED, "value": opacity}, "value": opacity / 10}}
 
 
@@ -193,7 +193,6 @@ def with_printable_text(content: Any) -> Any:
 
 
 def _styles(drawing: Drawing, variants: Sequence[str]) -> Callable[[str], Part]:
-    """Return the channel of a property of the variants' looks."""
     shown_as = looks(variants)
     # A variant with several names is shown with all of them.
     shown = [drawing.labels[name] for name in variants if name in drawing.labels]

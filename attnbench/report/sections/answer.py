@@ -41,8 +41,7 @@ NOT_SCORED = "Fewer than two variants were scored in an evaluation with a primar
 
 
 def answer(inputs: "Inputs") -> dict[str, list[str]]:
-    """Return the lines of the answer by topic; empty topics are left out. For a factorial, the tables of effects are
-    the answer."""
+    """By topic; empty topics are left out. For a factorial, the tables of effects are the answer."""
     protocol, verdicts = inputs.protocol, inputs.verdicts
     unfinished = {"Unfinished": [UNFINISHED] if protocol.missing else []}
     described = {NOT_TESTED: list(protocol.descriptive), "Learning rates": edge_lines(protocol.rates)}
@@ -77,7 +76,6 @@ def sentences(inputs: "Inputs") -> list[str]:
 
 
 def failure_lines(failures: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a sentence for each reason."""
     by_reason = grouped(failures, lambda failure: failure["reason"])
     return [
         f"{of_it[0]['cell']} failed{f', and {len(of_it) - 1} more' * (len(of_it) > 1)}: {reason.rstrip('.')}."
@@ -86,7 +84,7 @@ def failure_lines(failures: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def seed_lines(inputs: "Inputs") -> list[str]:
-    """Return a sentence for each evaluation of few seeds and few variants: means and seeds of its hardest score."""
+    """One sentence for each evaluation of few seeds and few variants: means and seeds of its hardest score."""
     lines = []
     for evaluation, primary in inputs.primaries.items():
         of_it = [figure for figure in inputs.figures if figure.evaluation == evaluation]
@@ -98,7 +96,7 @@ def seed_lines(inputs: "Inputs") -> list[str]:
 
 
 def primary_column(figures: Sequence[Figure], primary: Primary) -> Column | None:
-    """Return the hardest column of an evaluation that its primary metric judges."""
+    """Return the hardest column that the primary metric judges."""
     columns = headline_columns(figures, figures[0].evaluation) if figures else []
     judged = [
         it for it in columns if it.judged_by == primary.metric and primary.settings.items() <= it.settings.items()

@@ -31,7 +31,7 @@ ABOUT = (
 def difference_section(
     verdicts: Sequence[Verdict], variants: Sequence[str] = (), *, without: Collection[str] = ()
 ) -> Section | None:
-    """Draw the differences of each evaluation, but for the pictures `without`."""
+    """Draw all but the pictures `without`."""
     by_evaluation = grouped(verdicts, lambda it: it.pair.evaluation)
     pictures = [picture for group in by_evaluation.values() if (picture := difference_picture(group, variants))]
     shown = [picture for picture in pictures if picture.name not in without]
@@ -41,7 +41,7 @@ def difference_section(
 
 
 def difference_picture(verdicts: Sequence[Verdict], variants: Sequence[str]) -> Picture | None:
-    """Draw the differences of one evaluation, from the reference or, if all pairs are compared, from the best."""
+    """Differences are from the reference or, if all pairs are compared, from the best."""
     found = [it for it in verdicts if it.difference is not None]
     base = common_reference(verdicts) or _best(found)
     turned = [_turned(it) if it.pair.first == base else it for it in found if base in (it.pair.first, it.pair.second)]
@@ -51,7 +51,7 @@ def difference_picture(verdicts: Sequence[Verdict], variants: Sequence[str]) -> 
 
 
 def _best(verdicts: Sequence[Verdict]) -> str | None:
-    """Return the variant that is ahead of most others by its mean."""
+    """The variant that is ahead of most others by its mean."""
     ahead: Counter[str] = Counter()
     for it in verdicts:
         is_first = ((it.difference or 0.0) > 0) == it.pair.primary.higher_is_better
@@ -60,7 +60,6 @@ def _best(verdicts: Sequence[Verdict]) -> str | None:
 
 
 def _turned(verdict: Verdict) -> Verdict:
-    """Return the verdict on the second variant against the first."""
     pair = verdict.pair
     assert verdict.difference is not None
     assert verdict.low is not None
@@ -101,7 +100,7 @@ def _picture(base: str, verdicts: Sequence[Verdict], variants: Sequence[str]) ->
 def seed_picture(
     evaluation: str, primary: Primary, figures: Sequence[Figure], variants: Sequence[str]
 ) -> Picture | None:
-    """Draw the scores of an evaluation that is not tested: a dot for each seed, and their mean."""
+    """Of an evaluation that is not tested, draw a dot for each seed, and their mean."""
     of_it = [figure for figure in figures if figure.evaluation == evaluation]
     shown_metric = "perplexity" if primary.kind == "nats" else primary.metric
     shown = replace(primary, metric=shown_metric)

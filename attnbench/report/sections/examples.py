@@ -1,6 +1,7 @@
 """Examples of input and target, from the docstring of an evaluation's class.
 
-A docstring has them as lines "label  input  a b <sep>  target  . . a", or with input and target on lines of their own.
+A docstring has them as lines "label  input  a b <sep>  target  . . a", or with input and target on lines of their
+own.
 """
 
 import re
@@ -12,7 +13,7 @@ MAX_EXAMPLES = 3
 
 
 def example_lines(cls: type) -> list[str]:
-    """Return the first indented block with an input and a target, or an empty list."""
+    """Return the first indented block with an input and a target."""
     blocks = re.split(r"\n[ \t]*\n", cls.__doc__ or "")
     wanted = (it for it in blocks if re.search(r"\binput {2,}", it) and re.search(r"\btarget {2,}", it))
     return [line.strip() for line in next(wanted, "").splitlines() if line.strip()]

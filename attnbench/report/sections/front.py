@@ -57,7 +57,7 @@ def narrowed(content: Summary) -> Summary:
 
 
 def front_pictures(inputs: Inputs) -> list[Picture]:
-    """Draw the differences and the costs of the first evaluation that has them, language models before probes."""
+    """Language models come before probes."""
     variants, known = inputs.protocol.variants, inputs.primaries
     in_order = sorted(known, key=lambda name: known[name].kind != "nats")
     found = (
@@ -71,7 +71,7 @@ def front_pictures(inputs: Inputs) -> list[Picture]:
 
 
 def facts(inputs: Inputs) -> list[str]:
-    """Describe the comparison: variants, parameters, data, steps, seeds, device, minutes."""
+    """Variants, parameters, data, steps, seeds, device, minutes."""
     protocol, identities = inputs.protocol, [row.identity for row in inputs.rows]
     num_seeds = max((len(figure.values) for figure in inputs.figures), default=0)
     of_text = [it for it in identities if split_name(it.evaluation)[0] in (TRAINING, "perplexity")]

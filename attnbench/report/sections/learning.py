@@ -116,7 +116,7 @@ def _is_training(evaluation: str) -> bool:
 
 
 def _rates(rates: Sequence[Choice], *, is_searched: bool) -> Table:
-    """List the rates; variants with one rate of a task, found alike, share a line."""
+    """Variants with one rate of a task, found alike, share a line."""
 
     def written(value: float | None) -> str:
         return NOTHING if value is None else f"{value:.2g}"

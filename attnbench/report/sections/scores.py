@@ -1,4 +1,4 @@
-"""The table of variants and their scores, one for the page, the terminal and Markdown."""
+"""The table of variants and their scores, for the page, the terminal and Markdown."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ SIGNS = {"better": "▲", "worse": "▼", "equivalent": "≈"}
 
 
 def summary_table(content: Summary, *, with_intervals: bool = False, title: str = "") -> Table:
-    """Return a line per score and a column per variant, or the other way round for many variants."""
+    """A line per score and a column per variant, or the other way round for many variants."""
     table = score_table(content, with_intervals=with_intervals, title=title)
     return table if len(content.lines) > MAX_COLUMNS else turned(table)
 
@@ -46,7 +46,6 @@ def score_table(content: Summary, *, with_intervals: bool = False, title: str = 
 
 
 def signs_note(content: Summary, reference: str | None) -> str:
-    """Explain the marks of the table."""
     has_reference = reference is not None
     signs = {_sign(entry, has_reference=has_reference) for line in content.lines.values() for entry in line} - {""}
     named = {"▲": "better", "▼": "worse", "≈": "equivalent"}

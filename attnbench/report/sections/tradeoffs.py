@@ -41,7 +41,7 @@ def tradeoffs(
 def cost_pictures(
     rows: Sequence[ResultRow], figures: Sequence[Figure], primaries: Mapping[str, Primary], variants: Sequence[str]
 ) -> tuple[list[Picture], list[Block]]:
-    """Return the charts, and notes on what has none."""
+    """Return the charts, and notes on scores without one."""
     pictures: list[Picture] = []
     notes: list[Block] = []
     curves = _windows(rows)

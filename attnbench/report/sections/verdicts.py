@@ -1,4 +1,4 @@
-"""Verdicts in sentences: better, equivalent, undecided, and without verdict."""
+"""Verdicts in sentences."""
 
 from collections.abc import Callable, Sequence
 
@@ -100,7 +100,7 @@ def _all_undecided(verdicts: Sequence[Verdict]) -> str:
 
 
 def _all_pairs(verdicts: Sequence[Verdict], outcome: str, reference: str | None) -> str:
-    """Return "Equivalent to a: b and c in recall, b in copy.", with FEW names or pairs of an evaluation at most."""
+    """As "Equivalent to a: b and c in recall, b in copy.", with FEW names or pairs of an evaluation at most."""
     parts = []
     for evaluation, group in grouped(verdicts, lambda it: it.pair.evaluation).items():
         pairs = [it.pair.first if reference else f"{it.pair.first} and {it.pair.second}" for it in group]

@@ -69,7 +69,7 @@ USUAL = {"split": "test", "checkpoint": "best"}
 
 
 def metric_name(metric: str, unit: str = "") -> str:
-    """Format `training_peak_mib` as "training peak (MiB)"."""
+    """`training_peak_mib` is "training peak (MiB)"."""
     if metric in NAMES:
         return NAMES[metric]
     for ending, shown in UNITS_IN_NAMES.items():
@@ -80,7 +80,7 @@ def metric_name(metric: str, unit: str = "") -> str:
 
 
 def score_name(evaluation: str, metric: str, unit: str = "") -> str:
-    """Name a score with its evaluation and unit: "pairs recalled (%)", "echo accuracy (%)", "tokens/s"."""
+    """As "pairs recalled (%)", "echo accuracy (%)", "tokens/s"."""
     name, corpus = split_name(evaluation)
     shown = SCORES.get((name, metric))
     if shown is None:
@@ -102,7 +102,7 @@ CORPORA = {"embedded": "the text of Python’s help()", "wikitext2-v1": "WikiTex
 
 
 def corpus_name(label: str) -> str:
-    """Name a corpus by its label: "wikitext2-v1:bpe-4096@ab12" is "WikiText-2 (bpe-4096)"."""
+    """As "WikiText-2 (bpe-4096)" for "wikitext2-v1:bpe-4096@ab12"."""
     name, _, tokenizer = label.rpartition("@")[0].partition(":")
     return CORPORA.get(name, name) + f" ({tokenizer})" * bool(tokenizer)
 
@@ -122,13 +122,13 @@ def chance_level(level: float) -> str:
 
 
 def chances(settings: dict[str, Any]) -> str:
-    """List chance levels: "chance 0.0002441, among pairs 0.0625"; or empty."""
+    """As "chance 0.0002441, among pairs 0.0625"."""
     levels = {name: chance_level(value) for name, value in settings.items() if is_chance(name)}
     return ", ".join(f"{name.removeprefix('chance_').replace('_', ' ')} {level}" for name, level in levels.items())
 
 
 def where(settings: dict[str, Any]) -> str:
-    """Format settings as "sequence length 256, pairs 16"; or empty."""
+    """As "sequence length 256, pairs 16"."""
     names = [name for name in settings if not is_chance(name) and name not in PER_RUN]
     return ", ".join(_setting(name, settings[name]) for name in names if settings[name] is not False)
 
@@ -156,7 +156,7 @@ def status_name(status: str) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """Remove network addresses, which a library's error may contain but a report may not."""
+    """A library's error may contain network addresses, but a report may not."""
     return re.sub(r"\s*\(?https?://\S+", "", text)
 
 
@@ -180,7 +180,7 @@ def validated_on(evaluation: str) -> str:
 
 
 def devices(names: Iterable[str]) -> str:
-    """Name devices; a processor with several numbers of threads is named once."""
+    """A processor with several numbers of threads is named once."""
     threads: dict[str, set[int]] = {}
     for name in names:
         processor = re.fullmatch(r"(.*) \((\d+) threads\)", name)
@@ -230,7 +230,7 @@ def advantage(verdict: Verdict) -> tuple[str, str, str]:
 
 
 def _ends(verdict: Verdict) -> tuple[float, float, float]:
-    """Return the winner's lead and its interval, above 0 for any metric."""
+    """The winner's lead and its interval, above 0 for any metric."""
     assert verdict.difference is not None
     assert verdict.low is not None
     assert verdict.high is not None

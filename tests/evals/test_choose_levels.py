@@ -327,5 +327,5 @@ def test_the_commands_of_the_page_run_each_probe_with_its_anchors_and_references
 
 def test_the_published_pilots_give_the_tables_of_their_page(capsys):
     page = Path(CONF, "..", "docs", "results", "ladder_pilot-h200")
-    choose_levels.main([str(page / "cells.jsonl.gz")])
+    choose_levels.main([str(page / "pilots.jsonl.gz")])
     assert (page / "README.md").read_text().endswith(capsys.readouterr().out)

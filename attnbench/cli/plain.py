@@ -51,7 +51,7 @@ def _refuse_unused(hydra_config: Any) -> None:
 
 
 def read_plain(cls: type[Settings], values: Mapping[str, Any], **given: Any) -> Settings:
-    """As settings.check.read; errors about unknown settings name the commands that have them."""
+    """Read as settings.check.read does; errors about unknown settings name the commands that have them."""
 
     def hint(name: str) -> str:
         commands = commands_with(name)

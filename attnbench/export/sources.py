@@ -230,7 +230,7 @@ def _origin(source: Source, name: str, sources: dict[str, Source]) -> tuple[str,
 
 
 def file_of(module: str) -> str:
-    """As `ops_common_scan`."""
+    """A name such as `ops_common_scan`."""
     if module.startswith(WHOLE):
         return f"{module.removeprefix(WHOLE)}_{ROOT}"
     return module.removeprefix(f"{ROOT}.").replace(".", "_")

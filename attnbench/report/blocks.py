@@ -105,7 +105,7 @@ class Section:
 
 
 def file_name(*parts: str, settings: Mapping[str, Any] | None = None) -> str:
-    """As `rates-recall-num_pairs_4`; a long name is cut and ends in a hash."""
+    """A name such as `rates-recall-num_pairs_4`; a long name is cut and ends in a hash."""
     words = [*parts, *(f"{name}_{value}" for name, value in (settings or {}).items())]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word).lstrip(".") for word in words)
     if len(name) <= MAX_FILE_NAME:

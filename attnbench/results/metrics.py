@@ -70,7 +70,7 @@ DEFINITIONS = {
 OF_TRAININGS = (
     "over the last half of a training's steps, from 100 steps on (rows of earlier versions: all but the first)"
 )
-"""Of which steps a training's tokens_per_second is."""
+"""Steps that a training's tokens_per_second is measured over."""
 
 AXES = {
     "position_bucket": "positions 1, 2, 3 to 4, 5 to 8, ... of a window, each mark at the last of its bucket",

@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """As `printable`, but line feeds and tabs stay."""
+    """Escape as `printable` does, but line feeds and tabs stay."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 

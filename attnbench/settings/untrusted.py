@@ -61,8 +61,8 @@ def read_bounded(path: Path, max_bytes: int) -> str:
 
 
 def read_bounded_bytes(path: Path, max_bytes: int, *, is_packed: bool = False) -> bytes:
-    """As `read_bounded`; `is_packed` is by gzip: `max_bytes` counts the content, and an incomplete one raises EOFError
-    or zlib.error."""
+    """Read as `read_bounded` does; `is_packed` is by gzip: `max_bytes` counts the content, and an incomplete one raises
+    EOFError or zlib.error."""
     with open_regular(path) as file, gzip.open(file) if is_packed else nullcontext(file) as stream:
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:

@@ -150,7 +150,7 @@ class Figure:
 
     @property
     def partly(self) -> str:
-        """As "3 of 5 seeds", "2 at chance of 5 seeds", "not reached by 2 of 5"."""
+        """Text such as "3 of 5 seeds", "2 at chance of 5 seeds", "not reached by 2 of 5"."""
         num_ok, num_seeds = self.statuses.get("ok", 0), sum(self.statuses.values())
         if num_ok == num_seeds:
             return ""
@@ -161,7 +161,7 @@ class Figure:
 
     @property
     def lack(self) -> str:
-        """As "not reached (3 of 3 seeds)", "out of memory"."""
+        """Text such as "not reached (3 of 3 seeds)", "out of memory"."""
         if [*self.statuses] == ["not_reached"]:
             if self.metric == "tokens_per_second":
                 # Too few steps; no threshold was missed.
@@ -176,7 +176,7 @@ class Figure:
 
     @property
     def obstacle(self) -> str:
-        """As "ran out of memory at 2 of 5 seeds"."""
+        """Text such as "ran out of memory at 2 of 5 seeds"."""
         num_seeds = sum(self.statuses.values())
         if len(self.values) == num_seeds:
             return ""

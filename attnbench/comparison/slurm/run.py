@@ -58,7 +58,7 @@ class Submission:
         replace_file(self.path, json.dumps({"job": self.job, "tasks": self.tasks, "rerun": self.rerun}) + "\n")
 
     def id_of(self, task: int) -> str:
-        """As Slurm names the task."""
+        """The task's name in Slurm."""
         return f"{self.job}_{task}" if len(self.tasks) > 1 else self.job
 
     def cells(self) -> list[str]:

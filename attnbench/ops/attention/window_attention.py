@@ -52,7 +52,7 @@ def in_blocks(query_BTHK: Tensor, key_BSHK: Tensor, value_BSHK: Tensor, window: 
 def choose_beside_torch(
     backend: str, *, window: int | None, head_width: int | None, device_type: str, precision: str
 ) -> str:
-    """As `choose_fused`, with `auto` by AUTO_RULE."""
+    """Choose as `choose_fused` does, with `auto` by AUTO_RULE."""
     if backend == "auto":
         fits = head_width is None or head_width <= IMPLEMENTATIONS["triton"].max_width
         backend = "triton" if device_type == "cuda" and fits else "torch"

@@ -44,7 +44,7 @@ class Look:
 
 
 def looks(variants: Sequence[str]) -> dict[str, Look]:
-    """Of two unknown names with one look the later gets the next free one."""
+    """Give the later of two unknown names with one look the next free one."""
     found: dict[str, int] = {name: KNOWN.index(name) for name in variants if name in KNOWN}
     for name in variants:
         if name not in found:

@@ -130,7 +130,7 @@ def share(figure: Figure) -> str:
 
 
 def missing_text(plot: Plot) -> str:
-    """As "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
+    """Text such as "softmax out of memory at 16,384 and 32,768; linear diverged at 200"."""
     missing = sorted(plot.missing, key=_place_in(plot))
     groups = grouped(missing, lambda figure: (figure.label, words.outcome(figure)))
     return "; ".join(

@@ -18,7 +18,7 @@ def corpora_lines(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
 
 
 def _counts(it: OverCorpora) -> str:
-    """As "linear is better than softmax in 3 of 4 corpora (a, b, d), undecided in 1 (c)"; more wins go first."""
+    """Text such as "linear is better than softmax in 3 of 4 corpora (a, b, d), undecided in 1 (c)", most wins first."""
     outcomes = it.outcomes
     turned = len(outcomes.get("worse", [])) > len(outcomes.get("better", []))
     first, second = (it.second, it.first) if turned else (it.first, it.second)

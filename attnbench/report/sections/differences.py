@@ -100,7 +100,7 @@ def _picture(base: str, verdicts: Sequence[Verdict], variants: Sequence[str]) ->
 def seed_picture(
     evaluation: str, primary: Primary, figures: Sequence[Figure], variants: Sequence[str]
 ) -> Picture | None:
-    """Of an evaluation that is not tested, draw a dot for each seed, and their mean."""
+    """Draw a dot for each seed of an evaluation that is not tested, and their mean."""
     of_it = [figure for figure in figures if figure.evaluation == evaluation]
     shown_metric = "perplexity" if primary.kind == "nats" else primary.metric
     shown = replace(primary, metric=shown_metric)

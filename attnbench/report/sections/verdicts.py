@@ -100,7 +100,7 @@ def _all_undecided(verdicts: Sequence[Verdict]) -> str:
 
 
 def _all_pairs(verdicts: Sequence[Verdict], outcome: str, reference: str | None) -> str:
-    """As "Equivalent to a: b and c in recall, b in copy.", with FEW names or pairs of an evaluation at most."""
+    """Text such as "Equivalent to a: b and c in recall, b in copy.", at most FEW names or pairs an evaluation."""
     parts = []
     for evaluation, group in grouped(verdicts, lambda it: it.pair.evaluation).items():
         pairs = [it.pair.first if reference else f"{it.pair.first} and {it.pair.second}" for it in group]

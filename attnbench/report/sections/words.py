@@ -80,7 +80,7 @@ def metric_name(metric: str, unit: str = "") -> str:
 
 
 def score_name(evaluation: str, metric: str, unit: str = "") -> str:
-    """As "pairs recalled (%)", "echo accuracy (%)", "tokens/s"."""
+    """Text such as "pairs recalled (%)", "echo accuracy (%)", "tokens/s"."""
     name, corpus = split_name(evaluation)
     shown = SCORES.get((name, metric))
     if shown is None:
@@ -102,7 +102,7 @@ CORPORA = {"embedded": "the text of Python’s help()", "wikitext2-v1": "WikiTex
 
 
 def corpus_name(label: str) -> str:
-    """As "WikiText-2 (bpe-4096)" for "wikitext2-v1:bpe-4096@ab12"."""
+    """Text such as "WikiText-2 (bpe-4096)" for "wikitext2-v1:bpe-4096@ab12"."""
     name, _, tokenizer = label.rpartition("@")[0].partition(":")
     return CORPORA.get(name, name) + f" ({tokenizer})" * bool(tokenizer)
 
@@ -122,13 +122,13 @@ def chance_level(level: float) -> str:
 
 
 def chances(settings: dict[str, Any]) -> str:
-    """As "chance 0.0002441, among pairs 0.0625"."""
+    """Text such as "chance 0.0002441, among pairs 0.0625"."""
     levels = {name: chance_level(value) for name, value in settings.items() if is_chance(name)}
     return ", ".join(f"{name.removeprefix('chance_').replace('_', ' ')} {level}" for name, level in levels.items())
 
 
 def where(settings: dict[str, Any]) -> str:
-    """As "sequence length 256, pairs 16"."""
+    """Text such as "sequence length 256, pairs 16"."""
     names = [name for name in settings if not is_chance(name) and name not in PER_RUN]
     return ", ".join(_setting(name, settings[name]) for name in names if settings[name] is not False)
 

@@ -130,7 +130,7 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple[Any, ...], opti
 
 
 def register_fake(operator: CustomOpDef) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `operator.register_fake`, and start to compile the kernels on calls with fake CUDA tensors."""
+    """Register as `operator.register_fake` does, and start to compile the kernels on calls with fake CUDA tensors."""
 
     def register(outputs: Callable[..., Any]) -> Callable[..., Any]:
         asked = set()

@@ -74,12 +74,9 @@ def _ready(settings: ComparisonSettings, compose: Compose) -> Comparison | Decis
     if device not in claim.minutes:
         return replace(not_run, reason=f"device={device}: too slow to decide it; it takes {' or '.join(claim.minutes)}")
     try:
-        comparison = Comparison(settings, compose)
+        return Comparison(settings, compose)
     except UserError as error:
         return replace(not_run, reason=str(error))
-    if comparison.failures:
-        return replace(not_run, reason="; ".join(f"{name}: {it}" for name, it in comparison.failures.items()))
-    return comparison
 
 
 def _carried(settings: ComparisonSettings) -> Path | None:

@@ -44,8 +44,7 @@ MAX_VALUE_CHARACTERS = 60
 
 def freeze(comparison: Comparison) -> Path:
     """Write freeze.json into the plan's folder; nothing is trained. Refused are a plan that is frozen already or has
-    scores, a variant that cannot run here, seeds that are missing or booked by another table, and a test that could not
-    become significant."""
+    scores, seeds that are missing or booked by another table, and a test that could not become significant."""
     path = comparison.folder / FREEZE
     if path.exists():
         raise UserError(
@@ -54,8 +53,6 @@ def freeze(comparison: Comparison) -> Path:
         )
     if comparison.plan.in_looks:
         raise UserError("plan.seeds=auto: the scores decide how many seeds there are; a frozen plan names its seeds")
-    for name, reason in comparison.failures.items():
-        raise UserError(f"plan.variants.{name}: cannot be frozen, as it cannot run here: {reason}")
     plan = comparison.plan
     for score in comparison.scores:
         if not comparison.plain_seeds_of(score) and score.variant not in plan.unscored:

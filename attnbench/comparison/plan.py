@@ -17,7 +17,6 @@ from attnbench.results.job import Job
 from attnbench.results.metrics import Primary
 from attnbench.results.row_files import read_results
 from attnbench.results.rows import TRAINING, ResultRow
-from attnbench.settings.check import setting_of
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import FEW_SEEDS, LOOKS, ComparisonSettings
@@ -58,12 +57,11 @@ class Comparison:
                 self.variants[name] = resolve_variant(settings, name, words, compose)
             except UserError as error:
                 errors[name] = str(error)
-        if not self.variants:
-            raise UserError("; ".join(dict.fromkeys(errors.values())))
         for name, reason in errors.items():
-            # Such a layer can run anywhere, so that the fault is its own.
-            if any(setting_of(word) == "attn.path" for word in self.plan.variants[name]):
-                raise UserError(f"plan.variants.{name}: {reason}")
+            # An error of all variants is one of the plan.
+            if len(errors) == len(self.plan.variants) and len(set(errors.values())) == 1:
+                raise UserError(reason)
+            raise UserError(f"plan.variants.{name}: {reason} (plan.variants.{name}=null leaves this variant out)")
         for name, variant in self.variants.items():
             check_layers(name, variant.run)
         corpora = {name: corpus_label(variant.run.corpus) for name, variant in self.variants.items()}
@@ -81,9 +79,6 @@ class Comparison:
         """Timed jobs, which run alone on their device."""
         for line in same_models(self.shared):
             log.info(f"{line}: run once")
-        # Variants that cannot run here are recorded, and the others are compared.
-        for name, reason in errors.items():
-            self.fail(name, reason)
 
     def _corpora(self) -> Corpora | None:
         """None for a plan of one corpus."""

@@ -293,24 +293,17 @@ def test_carried_elsewhere_nothing_is_run_again(whole, text, tmp_path, ran):
     assert record(other)["rates"] == record(folder)["rates"]
 
 
-def test_a_variant_that_cannot_be_composed_is_recorded_and_the_others_are_run(text, tmp_path, ran, capsys):
-    variants = {"softmax": ["attn=softmax"], **ODD}
-    with pytest.raises(UserError, match=r"^1 failed, listed in comparison\.json.*: odd: .*num_heads"):
-        compared(settings(text, tmp_path, evaluations=["copy"], variants=variants, probe_seeds=[0]))
-    [failure] = record(tmp_path / "little")["failures"]
-    assert failure["cell"] == "odd"
-    assert "num_heads" in failure["reason"]
-    # Its column, with nothing in it.
-    out = capsys.readouterr().out
-    assert re.search(r"^ +softmax +odd *$", out, re.MULTILINE)
-    assert "odd failed: " in out
-    assert [cell.columns()["variant"] for cell in ran()] == ["softmax"] * 3
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"variants": ODD}, r"attn\.num_heads=3"),
+        ({"variants": ODD}, r"^attn\.num_heads=3"),
+        ({"variants": {**VARIANTS, **ODD}}, r"^plan\.variants\.odd: attn\.num_heads=3.*plan\.variants\.odd=null"),
+        ({"variants": {**VARIANTS, "mine": ["attn=sofmax"]}},
+         r"^plan\.variants\.mine: attn=sofmax: unknown \(did you mean softmax\?\)"),
+        ({"variants": {**VARIANTS, "mine": ["attn=linear", "attn.conv_sise=4"]}},
+         r"^plan\.variants\.mine: attn\.conv_sise=4: unknown setting \(did you mean conv_size\?\)"),
+        ({"variants": {**VARIANTS, "mine": ["attn=linear", "attn.backend=fla"]}},
+         r"^plan\.variants\.mine: attn\.backend=fla: .*device=cpu.*plan\.variants\.mine=null"),
         ({"variants": {**VARIANTS, "plain": ["attn=linear", "data.validation_fraction=0.2"]}},
          r"^plan\.variants: scores on different corpora compare nothing; softmax reads"),
         ({"variants": {"softmax": ["attn=softmax"], "again": ["attn=softmax", "attn.conv_size=4"]},

@@ -154,7 +154,8 @@ class RecurrentMixer(Shell):
         super().__init_subclass__(**kwargs)
         table = None if cls.operator is None else cls.operator.backends
         if table is not None and "backends" not in vars(cls):
-            cls.backends, cls.auto_rule, cls.without_vmap = table.names, table.auto_rule, frozenset({"fla"})
+            cls.backends, cls.auto_rule = table.names, table.auto_rule
+            cls.without_vmap = frozenset(table.names) - {"torch", "triton"}
 
     @classmethod
     def choose_backend(cls, options: dict[str, Any], *, device_type: str, precision: str) -> str:

@@ -1,7 +1,10 @@
 """The operator of the delta rule: its chunked form against its definition in float64 and against a library's, with and
 without a decay, and with several sub-steps a position."""
 
+import sys
 from functools import partial
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.ops.delta.delta_rule import DELTA_RULE, chunked_gated_delta_rule, gated_delta_rule
+from attnbench.settings.errors import UserError
 
 """Log decays a position; mixed: of 0 to -5, drawn."""
 
@@ -131,3 +135,37 @@ def test_without_a_decay_it_is_the_library_s_delta_rule():
     actual, last = chunked(query, key, value, log_decay, beta, memory)
     assert_near(actual, expected.transpose(1, 2), 1e-5)
     assert_near(last, expected_memory, 1e-5)
+
+
+def test_flash_qla_is_called_as_its_signature_asks(monkeypatch):
+    called = []
+
+    def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
+        called.append(output_final_state)
+        return chunked_gated_delta_rule(scale * q, k, v, g, beta, initial_state, 64)
+
+    monkeypatch.setitem(sys.modules, "flash_qla", SimpleNamespace(chunk_gated_delta_rule=chunk_gated_delta_rule))
+    query, key, value, log_decay, beta, memory = inputs(40, "mixed", 2)
+    actual = gated_delta_rule(query, key, value, log_decay, beta, memory, "flash_qla")
+    for ours, expected in zip(actual, DELTA_RULE.define(query, key, value, log_decay, beta, memory), strict=True):
+        assert_near(ours, expected, 1e-10)
+    gated_delta_rule(query, key, value, log_decay, beta, None, "flash_qla")
+    assert called == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "widths", "capability", "words"),
+    [
+        ("cpu", "bfloat16", (128, 128), (9, 0), "attn.backend=flash_qla: .* needs CUDA, not device=cpu"),
+        ("cuda", "float32", (128, 128), (9, 0), "bfloat16, not float32; use backend=triton"),
+        ("cuda", "bfloat16", (64, 128), (9, 0), "not 64 and 128; use model.head_width=128"),
+        ("cuda", "bfloat16", (128, 128), (8, 0), "no kernels for compute capability 8.0"),
+        ("cuda", "bfloat16", None, None, "not installed; run: pip install 'flash-qla"),
+    ],
+)
+def test_flash_qla_is_refused_by_name_where_it_cannot_run(device, precision, widths, capability, words, monkeypatch):
+    installed = None if capability is None else ModuleSpec("flash_qla", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: installed)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with pytest.raises(UserError, match=words):
+        DELTA_RULE.backends.choose("flash_qla", widths, device, precision)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attnbench.machine.device import require_triton
 from attnbench.ops.common.fla import require_fla, require_gated_fla
+from attnbench.ops.common.flash_qla import require_flash_qla
 from attnbench.settings.errors import UserError
 
 
@@ -40,4 +41,6 @@ class Backends:
                 )
         if backend == "fla":
             (require_gated_fla if self.has_gates else require_fla)("attn.backend=fla", device_type)
+        if backend == "flash_qla":
+            require_flash_qla("attn.backend=flash_qla", device_type, precision, widths)
         return backend

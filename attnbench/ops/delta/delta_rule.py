@@ -7,6 +7,7 @@ beta have S = n T positions, n per position of query and decay. The memory decay
 after the last: the rule on n T positions whose other queries and log decays are 0.
 """
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ KEY_WIDTHS = (16, 32, 64, 128)
 """Key channels per head that our kernels support in every precision."""
 WIDE_KEYS = 256
 """Key channels per head that they support in bfloat16 alone."""
+LIBRARIES = {"fla": "fla.ops.gated_delta_rule", "flash_qla": "flash_qla"}
+"""Module of each library's `chunk_gated_delta_rule`; both have the same arguments."""
 
 
 def delta_step(
@@ -52,15 +55,15 @@ def gated_delta_rule(
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute y and the last memory with backend `torch` (the definition for a single position) or `fla`."""
+    """Compute y and the last memory with backend `torch` (the definition for a single position), `fla` or
+    `flash_qla`."""
     num_steps = _num_steps(query_BTHK, key_BSHK)
     if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend != "fla":
         return DELTA_RULE.define(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
     query_BSHK, log_decay_BSH = _by_sub_steps(query_BTHK, log_decay_BTH, num_steps)
     inputs = (query_BSHK, key_BSHK, value_BSHV, log_decay_BSH, beta_BSH)
-    if backend == "fla":
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
-
+    if backend in LIBRARIES:
+        chunk_gated_delta_rule = import_module(LIBRARIES[backend]).chunk_gated_delta_rule
         options = {"initial_state": memory_BHKV, "output_final_state": memory_BHKV is not None}
         mixed_BSHV, last_memory = chunk_gated_delta_rule(
             *inputs[:3], g=log_decay_BSH, beta=beta_BSH, scale=1.0, **options
@@ -216,5 +219,6 @@ DELTA_RULE = Recurrence(
         takes=_takes,
         heads=f"{', '.join(map(str, KEY_WIDTHS))} key channels, in bfloat16 also of {WIDE_KEYS}, and a multiple of 16 "
         "value channels",
+        names=("torch", "triton", "fla", "flash_qla"),
     ),
 )

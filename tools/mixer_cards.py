@@ -1,4 +1,4 @@
-"""A page for each mixer: definition, size, backends, published verdicts and options, from its class and its yaml."""
+"""A page for each mixer: definition, differences from the paper, size, backends, published verdicts and options."""
 
 import inspect
 import re
@@ -15,6 +15,7 @@ from small import MIXERS
 
 from attnbench.cli.help import read_comments
 from attnbench.mixers.base import Mixer
+from attnbench.ops.attention import softmax_attention
 from attnbench.settings.registry import resolve
 from attnbench.settings.schema import CONF
 
@@ -29,6 +30,8 @@ FIGURES = (
     "half-lives at the beginning, in positions",
 )
 """Names of the columns of the table of mixers behind the paper."""
+DIFFERENCES = ("The paper", "The options are the paper's")
+"""Beginnings of a docstring's paragraphs on how the mixer differs from its paper."""
 
 
 def names() -> list[str]:
@@ -46,28 +49,41 @@ def _card(name: str) -> str:
     is_mixer = issubclass(cls, Mixer)
     sections = {
         "Definition": _definition(cls) if is_mixer else "",
+        "Differences from the paper": _differences(cls) if is_mixer else "",
         "Size": _size(name) if name in MIXERS else "",
         "Backends": _backends(cls) if is_mixer else "",
-        "Published verdicts": _verdicts(name),
-        "Options": options_table(path) + (_of_paper(cls) if is_mixer else ""),
+        "Published verdicts": _verdicts(name, cls),
+        "Options": options_table(path),
     }
     text = "".join(f"## {title}\n\n{content}\n" for title, content in sections.items() if content)
     return f"# {name}\n\n{cell(read_comments(path).get((), ''))} `attn={name}`\n\n{text}"
 
 
 def _definition(cls: type[Mixer]) -> str:
-    # Arguments are the options, which have a section.
-    said = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0]
-    said = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", said)
-    said = re.sub(r"github\.com/[\w/-]+", r"[\g<0>](https://\g<0>)", said)
+    said = "\n\n".join(it for it in _paragraphs(cls) if not it.startswith(DIFFERENCES))
     step = _step(cls)
     where = f"Class `{cls.__name__}` in {_file(cls)}."
     if step is None:
         return f"{said}\n\n{where}\n"
     code = dedent(inspect.getsource(step))
-    words = "One position" if step.__name__ != "reference" else "The slow definition"
+    computed = "One position is computed" if hasattr(cls, "operator") else "The mixing is defined"
     helpers = " `outer(k, v)` is k v^T, `read(M, q)` is M^T q." if "outer(" in code else ""
-    return f"{said}\n\n{where} {words} is `{step.__name__}` in {_file(step)}.{helpers}\n\n```python\n{code}```\n"
+    return f"{said}\n\n{where} {computed} by `{step.__name__}` in {_file(step)}.{helpers}\n\n```python\n{code}```\n"
+
+
+def _differences(cls: type[Mixer]) -> str:
+    values = [f"`{name}: {str(value).lower()}`" for name, value in cls.paper_options.items()]
+    options = [f"The paper has {', '.join(values)}."] if values else []
+    found = [*(it for it in _paragraphs(cls) if it.startswith(DIFFERENCES)), *options]
+    return "\n\n".join(found) + "\n" if found else ""
+
+
+def _paragraphs(cls: type[Mixer]) -> list[str]:
+    """Return the paragraphs of the class's docstring, without its options, which have a section."""
+    said = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0]
+    said = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", said)
+    said = re.sub(r"github\.com/[\w/-]+", r"[\g<0>](https://\g<0>)", said)
+    return said.split("\n\n")
 
 
 def _step(cls: type[Mixer]) -> Any:
@@ -75,6 +91,10 @@ def _step(cls: type[Mixer]) -> Any:
     operator = getattr(cls, "operator", None)
     if operator is not None:
         return operator.step
+    if "definition" in cls.reference.__code__.co_names:
+        return softmax_attention.definition
+    if "forward" in cls.reference.__code__.co_names:
+        return cls.forward
     return None if cls.defines_itself else cls.reference
 
 
@@ -90,13 +110,17 @@ def _size(name: str) -> str:
 
 
 def _backends(cls: type[Mixer]) -> str:
-    return f"`attn.backend`: {', '.join(f'`{name}`' for name in cls.backends)}. `auto`: {cell(cls.auto_rule)}.\n"
+    names = ", ".join(f"`{name}`" for name in cls.backends)
+    rule = f"; `auto`: {cell(cls.auto_rule)}" if len(cls.backends) > 1 else " alone"
+    return f"`attn.backend`: {names}{rule}.\n"
 
 
-def _verdicts(name: str) -> str:
+def _verdicts(name: str, cls: type) -> str:
     """Quote the verdicts on this mixer under its own name."""
     if name == REFERENCE:
         return "The reference of all [published comparisons](../../results/README.md).\n"
+    if vars(cls).get("same_function"):
+        return f"Verdicts of [{REFERENCE}]({REFERENCE}.md), whose function it computes.\n"
     parts = []
     for page, lines in published().items():
         about = [line for line in lines if re.search(rf"(?<!\w){name}(?!\w)", line.partition(" in ")[0])]
@@ -115,8 +139,3 @@ def published() -> dict[str, list[str]]:
         if rest:
             found[path.parent.name] = [line.removeprefix("- ") for line in rest.partition("\n\n")[0].splitlines()]
     return found
-
-
-def _of_paper(cls: type[Mixer]) -> str:
-    values = [f"`{name}: {str(value).lower()}`" for name, value in cls.paper_options.items()]
-    return f"\nThe paper has {', '.join(values)}.\n" if values else ""

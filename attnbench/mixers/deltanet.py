@@ -16,7 +16,9 @@ class DeltaNet(RecurrentMixer):
 
         S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T,   y_t = S_t^T q_t / sqrt(K)
 
-    q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)). The options are the paper's.
+    q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)).
+
+    The options are the paper's.
     """
 
     operator = DELTA_RULE

@@ -18,8 +18,9 @@ class DeltaProduct(GatedDeltaNet):
         y_t = S_t,n^T q_t / sqrt(K)
 
     Each sub-step has its own projections of x_t. q, k and v come through a short convolution and SiLU, b = 2
-    sigmoid(beta(x_t)), a_t as in Gated DeltaNet. The options are the paper's gated form, whose decays are
-    decay_init=paper.
+    sigmoid(beta(x_t)), a_t as in Gated DeltaNet.
+
+    The options are the paper's gated form, but for its initial decays (decay_init=paper).
     """
 
     num_householders: int = option(

@@ -18,7 +18,9 @@ class EFLA(DeltaNet):
         b'_t = (1 - exp(-b_t k_t.k_t)) / k_t.k_t
 
     This solves dS/dt = -k k^T S + k v^T over a time of b_t, where the delta rule takes an Euler step; keys need no
-    norm. q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)). The options are the paper's.
+    norm. q, k and v come through a short convolution and SiLU, b_t = sigmoid(beta(x_t)).
+
+    The options are the paper's.
     """
 
     qk_norm: bool = option(False, "query and key of length 1; beta' is then 1 - exp(-beta)")

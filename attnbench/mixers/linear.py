@@ -19,7 +19,8 @@ class LinearState(NamedTuple):
 
 
 class LinearAttention(RecurrentMixer):
-    """Linear attention with a normaliser (Katharopoulos et al., 2020; arXiv 2006.16236), per head:
+    """Linear attention with a normaliser (Katharopoulos et al., 2020; arXiv 2006.16236), per head, with a
+    feature map f:
 
         S_t = S_{t-1} + f(k_t) v_t^T,   z_t = z_{t-1} + f(k_t),   y_t = S_t^T f(q_t) / (f(q_t) . z_t + eps)
 

@@ -44,8 +44,8 @@ class MLA(Shell):
     rotary channels. Training and prefill compute keys U c_s and values V c_s. A step attends to the latents with U^T
     q_t, through one head of latent_width + R channels, and applies V to the result.
 
-    The paper's query has a latent too (DeepSeek-V2-Lite's has none), its widths are 4 and 1/2 times a head's 128
-    channels. qk_norm covers a query's rotary channels and the rotary key.
+    The paper's query has a latent too (DeepSeek-V2-Lite's has none); its latent_width and R are 4 and 1/2 times a
+    head's 128 channels. qk_norm covers a query's rotary channels and the rotary key.
 
     `backend` changes the speed, not the result beyond rounding. `torch` writes the weights out. `cudnn` and `triton`
     are Flash's kernels, with keys of K + R and values of K channels: cudnn takes multiples of 8 in bfloat16 on CUDA,

@@ -56,6 +56,8 @@ def test_every_mixer_has_a_card(site):
     for section in ("definition", "size", "backends", "published-verdicts", "options"):
         assert f'id="{section}"' in cards["gated_deltanet"]
     assert "delta_step" in cards["gated_deltanet"]
+    assert "score_BS" in cards["softmax"]
+    assert 'id="differences-from-the-paper"' in cards["mamba2"]
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def does_without_what_takes_longest() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnbench.training.sample.NUM_CHARACTERS", 30)
         patch.setattr("attnbench.evals.throughput.matrix_product_ceiling", lambda device, precision: 0.1)
-        patch.setattr("attnbench.bench.operators.roofline.matrix_product_ceiling", lambda device, precision: 1.0)
+        patch.setattr("attnbench.bench.run.matrix_product_ceiling", lambda device, precision: 1.0)
         # A machine that is lent for its GPU may have nothing to draw with.
         if find_spec("vl_convert"):
             patch.setattr("attnbench.report.charts.style.to_png", lambda svg: b"")

@@ -9,17 +9,15 @@ from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
     ROOFLINE,
+    Bench,
     Conditions,
-    TimedBench,
     speedup_columns,
-    with_speedups,
 )
 from attnbench.bench.operators.attention import HELD, Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, OUR_KERNELS
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
-from attnbench.settings.errors import UserError
 from attnbench.settings.options import option
 
 LINES = ("head_width", "sequence_length")
@@ -46,7 +44,7 @@ def layouts_for(names: Sequence[str], ratios: Sequence[tuple[str, str]]) -> tupl
     )
 
 
-class AttentionBench(TimedBench):
+class AttentionBench(Bench):
     """Attention alone, by each implementation, at every head width and length."""
 
     head_widths: list[int] = option([16, 32, 64, 128], "channels a head", minimum=1)
@@ -62,8 +60,6 @@ class AttentionBench(TimedBench):
     )
     warmup, max_seconds = 2, 0.1
 
-    required = ()
-    """Implementations that the table cannot do without."""
     ratios = (("sdpa_flash", "triton"),)
     layouts = (
         *layouts_for(("forward", "backward"), ratios),
@@ -79,12 +75,6 @@ class AttentionBench(TimedBench):
         "implementations": ["textbook", "sdpa_flash", "flash_attn"],
     }
 
-    def __post_init__(self) -> None:
-        missing = [name for name in self.required if name not in self.implementations]
-        if missing:
-            needed = f"must have {missing[0]}, that all are held against"
-            raise UserError(f"bench.implementations={self.implementations}: {needed}")
-
     def cells(self) -> Iterator[dict[str, Any]]:
         shared = {"batch_size": self.batch_size, "num_heads": self.num_heads, "causal": self.causal}
         for values in product(dict.fromkeys(self.head_widths), dict.fromkeys(self.lengths)):
@@ -92,4 +82,4 @@ class AttentionBench(TimedBench):
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         problem = Problem(**cell, with_gradients=True, repetition=self)
-        yield from with_speedups(measure_attention(problem, self.implementations, cell, conditions), self.ratios)
+        yield from measure_attention(problem, self.implementations, cell, conditions)

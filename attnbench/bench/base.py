@@ -18,7 +18,7 @@ from attnbench.evals.lib.rows import time_row, without_numbers
 from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.precision import dtype_of, multiplying
 from attnbench.machine.timing import OutOfMemory, Times, attempt
-from attnbench.results.rows import Measurement, ResultRow
+from attnbench.results.rows import DEVICE, Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MixerSettings
 
@@ -51,7 +51,7 @@ class Conditions:
         return dtype_of(self.precision)
 
 
-class Bench(Evaluation, ABC):
+class Bench(Timed, Evaluation, ABC):
     """An evaluation whose subject is an operator: cells, and tables of their rows."""
 
     layouts: ClassVar[tuple[Layout, ...]]
@@ -67,7 +67,7 @@ class Bench(Evaluation, ABC):
     """Metrics that are not in the log of a run."""
 
     ratios: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(numerator, denominator) pairs of implementations whose times are compared."""
+    """(numerator, denominator) pairs of implementations; each cell has rows of their times' ratios, pass by pass."""
 
     @property
     def mixer_names(self) -> Sequence[str]:
@@ -95,9 +95,6 @@ class Bench(Evaluation, ABC):
         Settings are those of the cell, `implementation`, and whatever tells rows apart. An implementation that cannot
         run is a row, and the next one starts clean.
         """
-
-
-class TimedBench(Timed, Bench, ABC): ...
 
 
 class Missing(NamedTuple):
@@ -172,7 +169,7 @@ def with_speedups(measurements: Iterable[Measurement], ratios: Iterable[tuple[st
     times: dict[tuple[str, str], Measurement] = {}
     for measurement in measurements:
         if measurement.metric.endswith(MILLISECONDS) and measurement.value is not None:
-            times[measurement.metric, measurement.settings["implementation"]] = measurement
+            times[measurement.metric, measurement.settings.get("implementation", DEVICE)] = measurement
         yield measurement
     for metric, (numerator, denominator) in product(dict.fromkeys(metric for metric, _ in times), ratios):
         slow, fast = times.get((metric, numerator)), times.get((metric, denominator))

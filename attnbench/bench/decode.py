@@ -5,10 +5,9 @@ from typing import Any
 from attnbench.bench.base import (
     MAX_ERROR,
     ROOFLINE,
+    Bench,
     Conditions,
-    TimedBench,
     speedup_columns,
-    with_speedups,
 )
 from attnbench.bench.operators.decoding import DECODE, measure_steps
 from attnbench.bench.operators.generation import CAPTURED, EAGER, FASTER, RATE, measure_context, measure_text
@@ -32,7 +31,7 @@ FORMS = ("eager", "captured")
 OURS = tuple(f"triton{how}" for how in (WHOLE, SPLIT))
 
 
-class DecodeBench(TimedBench):
+class DecodeBench(Bench):
     """Decoding: one new position over a cache, whole texts, and a token behind more and more. [] leaves a table out."""
 
     head_widths: list[int] = option([16, 32, 64, 80, 96, 128, 192], "channels a head", minimum=1)
@@ -171,8 +170,7 @@ class DecodeBench(TimedBench):
         if cell["table"] == POSITION:
             settings = cell | {"num_heads": self.num_heads, "num_key_value_heads": self.groups}
             shape = CacheShape(**{name: value for name, value in settings.items() if name != "table"})
-            rows = measure_steps(shape, self.implementations, self, settings, conditions)
-            yield from with_speedups(rows, self.ratios)
+            yield from measure_steps(shape, self.implementations, self, settings, conditions)
             return
         is_text = cell["table"] == TEXT
         for name, backend in self.mixers:

@@ -9,10 +9,9 @@ from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
     ROOFLINE,
+    Bench,
     Conditions,
-    TimedBench,
     speedup_columns,
-    with_speedups,
 )
 from attnbench.bench.operators.attention import Problem, measure_attention
 from attnbench.bench.tables import Layout, Values
@@ -26,7 +25,7 @@ AXES = {"batch_size": "B", "num_heads": "H", "sequence_length": "N", "head_width
 """Settings that tell cells apart, and the headers of their columns."""
 
 
-class GridBench(TimedBench):
+class GridBench(Bench):
     """Attention's forward pass, every position seeing all, over batch, heads, length and head width."""
 
     batch_sizes: list[int] = option([1, 2, 4], "sequences", minimum=1)
@@ -88,4 +87,4 @@ class GridBench(TimedBench):
 
     def measure(self, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
         problem = Problem(**cell, causal=False, with_gradients=False, with_values=True, repetition=self)
-        yield from with_speedups(measure_attention(problem, self.implementations, cell, conditions), self.ratios)
+        yield from measure_attention(problem, self.implementations, cell, conditions)

@@ -8,12 +8,11 @@ from torch import Tensor
 from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
+    Bench,
     Conditions,
-    TimedBench,
     by_implementation,
     error_row,
     speedup_columns,
-    with_speedups,
 )
 from attnbench.bench.operators.gate import GateError
 from attnbench.bench.operators.library import IMPLEMENTATIONS, OPERATORS, Function, Inputs, Operator, Packed, Shape
@@ -39,7 +38,7 @@ RATIOS = (
 )
 
 
-class LibraryOperatorsBench(TimedBench):
+class LibraryOperatorsBench(Bench):
     """The mixers' operators by themselves, forward and backward, ours beside those of libraries in one process."""
 
     operators: list[str] = option(
@@ -119,7 +118,7 @@ class LibraryOperatorsBench(TimedBench):
                 yield time_row(times, settings, f"{part}{MILLISECONDS}")
 
         make = partial(Example, operator, shape, conditions)
-        yield from with_speedups(by_implementation(names, UNITS, cell, conditions, make, rows), RATIOS)
+        yield from by_implementation(names, UNITS, cell, conditions, make, rows)
 
 
 class Example:

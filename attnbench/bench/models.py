@@ -8,8 +8,8 @@ from attnbench.bench.base import (
     MAX_ERROR,
     MILLISECONDS,
     ROOFLINE,
+    Bench,
     Conditions,
-    TimedBench,
     error_row,
     time_rows,
 )
@@ -35,7 +35,7 @@ PASSES = {"forward": 1, "total": 3}
 UNITS = {f"{name}{MILLISECONDS}": "ms" for name in PASSES} | {MAX_ERROR: ""}
 
 
-class ModelsBench(TimedBench):
+class ModelsBench(Bench):
     """Whole language models of published sizes: milliseconds of a forward pass, and of one with its backward pass.
 
     Models have initial weights and read random tokens, not compiled. On CUDA each call is replayed as a CUDA graph. The

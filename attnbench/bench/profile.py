@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Conditions, TimedBench
+from attnbench.bench.base import MAX_ERROR, ROOFLINE, SPEEDUP, Bench, Conditions
 from attnbench.bench.operators.language_models import model_of
 from attnbench.bench.profiling.attention import ATTENTIONS, PEAK, GroupedShape, profile_attention
 from attnbench.bench.profiling.step import CAPTURED, EAGER, StepCase, profile_step
@@ -70,7 +70,7 @@ SUMMARY = (
 )
 
 
-class ProfileBench(TimedBench):
+class ProfileBench(Bench):
     """Profiles: attention, textbook and fused, by operator, and the training step of each mixer by part.
 
     Every training step leaves a trace for Perfetto in traces/, and summary.csv has all tables in one.

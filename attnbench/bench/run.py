@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import MILLISECONDS, Bench, Conditions
-from attnbench.bench.operators.roofline import Ceilings, measure_ceilings
+from attnbench.bench.base import MILLISECONDS, Bench, Conditions, with_speedups
+from attnbench.bench.operators.roofline import Ceilings
 from attnbench.machine.device import resolve_device
 from attnbench.machine.environment import machine
 from attnbench.machine.precision import resolve_precision
+from attnbench.machine.timing import copy_ceiling, matrix_product_ceiling
 from attnbench.results.folder import ROOT
 from attnbench.results.identity import code_of, hash_with_code
 from attnbench.results.job import Job, run_jobs
@@ -128,7 +129,8 @@ class CeilingsJob(BenchJob):
         super().__init__(given, "ceilings", "ceilings of the device")
 
     def rows(self) -> Iterator[Measurement]:
-        ceilings = measure_ceilings(self.device, self.given.conditions.precision)
+        tflops = matrix_product_ceiling(self.device, self.given.conditions.precision)
+        ceilings = Ceilings(tflops, copy_ceiling(self.device))
         for (metric, unit), value in zip(CEILINGS.items(), ceilings, strict=True):
             yield Measurement(metric=metric, value=value, unit=unit)
         self._keep(ceilings)
@@ -153,7 +155,8 @@ class CellJob(BenchJob):
         self.cell = cell
 
     def rows(self) -> Iterator[Measurement]:
-        measured = self.given.bench.measure(self.cell, self.given.conditions)
+        bench = self.given.bench
+        measured = with_speedups(bench.measure(self.cell, self.given.conditions), bench.ratios)
         for name, group in groupby(measured, key=lambda one: one.settings.get("implementation", DEVICE)):
             kept = []
             for measurement in group:

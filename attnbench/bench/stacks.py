@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from attnbench.bench.base import MAX_ERROR, Conditions, TimedBench, error_row
+from attnbench.bench.base import MAX_ERROR, Bench, Conditions, error_row
 from attnbench.bench.operators.language_models import by_mixer
 from attnbench.bench.tables import Layout, Values
 from attnbench.evals.lib.rows import time_row
@@ -30,7 +30,7 @@ LINES = ("sequence_length", "width", "compiled", "stack")
 NAMES = ("length", "pairs", "width", "batch_size", "vocabulary_size")
 
 
-class StacksBench(TimedBench):
+class StacksBench(Bench):
     """Training steps of a probe's small models, alone and in stacks: forward, backward, clipping, update.
 
     A stack of one is a training alone. Tokens are random. On a GPU all steps are replayed as CUDA graphs, as in

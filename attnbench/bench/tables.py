@@ -1,14 +1,14 @@
 """A bench's rows as tables: lines by shape, columns by implementation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from attnbench.results.metrics import is_timed
 from attnbench.results.numbers import format_number
 from attnbench.results.rows import DEVICE, Measurement, ResultRow
-from attnbench.results.tables import NOTHING, Table, sittings_line
+from attnbench.results.tables import NOTHING, Table, only, sittings_line
 from attnbench.settings.errors import UserError
 
 WIDTH = 79
@@ -163,18 +163,10 @@ def narrowed(table: Table) -> Iterator[Table]:
     taken: list[int] = []
     for index in range(table.num_labels, len(table.headers)):
         if taken and sum(widths[column] for column in (*labels, *taken, index)) > WIDTH:
-            yield _columns(table, [*labels, *taken])
+            yield only(table, [*labels, *taken])
             taken = []
         taken.append(index)
-    yield _columns(table, [*labels, *taken])
-
-
-def _columns(table: Table, indices: Sequence[int]) -> Table:
-    return replace(
-        table,
-        headers=[table.headers[index] for index in indices],
-        lines=[[line[index] for index in indices] for line in table.lines],
-    )
+    yield only(table, [*labels, *taken])
 
 
 def reasons(rows: Sequence[ResultRow], layouts: Sequence[Layout]) -> list[str]:

@@ -115,13 +115,14 @@ def _parts_that_fit(table: Table, width: int) -> list[Table]:
     table = min(table, replace(table, headers=first, lines=others), key=lambda it: _width(it, width))
     parts: list[list[int]] = [[0]]
     for index in range(1, len(table.headers)):
-        if len(parts[-1]) > 1 and _width(_only(table, [*parts[-1], index]), width) > width:
+        if len(parts[-1]) > 1 and _width(only(table, [*parts[-1], index]), width) > width:
             parts.append([0])
         parts[-1].append(index)
-    return [replace(_only(table, part), title=table.title if part is parts[0] else "") for part in parts]
+    return [replace(only(table, part), title=table.title if part is parts[0] else "") for part in parts]
 
 
-def _only(table: Table, indices: Sequence[int]) -> Table:
+def only(table: Table, indices: Sequence[int]) -> Table:
+    """Keep these columns."""
     lines = [[line[index] for index in indices] for line in table.lines]
     return replace(table, headers=[table.headers[index] for index in indices], lines=lines)
 

@@ -229,7 +229,7 @@ def test_a_captured_step_has_its_time_and_its_kernels_and_no_parts(monkeypatch):
         mixer="softmax", length=16, batch_size=2, model=MODEL, vocabulary_size=len(VOCABULARY), num_steps=3,
         num_lines=15, repetition=ONCE,
     )  # fmt: skip
-    rows = list(profile_step._captured(case, small_model, CPU, {}, 1.0))
+    rows = list(profile_step._measure(case, profile_step.CAPTURED, small_model, CPU, {}, 0.0, 1.0))
     assert {row.metric for row in rows} >= {"step_milliseconds", "peak_memory_mib", "operator_milliseconds"}
     assert [row.settings["part"] for row in rows if row.metric == "part_share"] == [IDLE]
     assert "operator_part" not in {name for row in rows for name in row.settings}

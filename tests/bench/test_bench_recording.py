@@ -94,9 +94,8 @@ def test_a_profiler_that_sees_nothing_is_an_error():
 
 
 def test_a_trace_is_kept_as_perfetto_opens_it(tmp_path):
-    path = tmp_path / "traces" / "step.json.gz"
-    record(lambda: torch.ones(3).sum(), CPU, num_calls=1, detailed=False).write_trace(path)
-    kept = json.loads(gzip.decompress(path.read_bytes()))
+    record(lambda: torch.ones(3).sum(), CPU, num_calls=1, detailed=False).write_trace(tmp_path, "step")
+    kept = json.loads(gzip.decompress((tmp_path / "traces" / "step.json.gz").read_bytes()))
     assert not {"host_name", "traceName"} & kept.keys()
     assert "aten::sum" in {event["name"] for event in kept["traceEvents"]}
 

@@ -92,11 +92,9 @@ class AttentionPasses(Passes):
         """Return output and gradients of some heads, (heads, T, K) each."""
         return [by_head(self._exchanged(x), heads) for x in self.outcome()]
 
-    def held_mib(self) -> float | None:
-        """Return the memory of inputs, output and tensors kept for the backward pass; None on a CPU."""
+    def held_mib(self) -> float:
+        """Return the memory of inputs, output and tensors kept for the backward pass, on CUDA."""
         device = self.inputs[0].device
-        if device.type != "cuda":
-            return None
         self.output = None
         before = torch.cuda.memory_allocated(device)
         self.forward()
@@ -135,12 +133,7 @@ def _rows(
     work = attention_work(problem, passes.inputs[0].itemsize)
     for part, times in passes.times(problem.passes, problem.repetition):
         yield from time_rows(part, times, settings, work[part].floor_ms(conditions.ceilings))
-    if problem.with_gradients:
-        yield from _held(passes, settings)
-
-
-def _held(passes: AttentionPasses, settings: dict[str, Any]) -> list[Measurement]:
-    value = passes.held_mib()
-    if value is None:
-        return list(without_numbers({HELD: "MiB"}, settings, "unsupported", NO_DEVICE_MEMORY))
-    return [Measurement(metric=HELD, value=value, unit="MiB", settings=settings)]
+    if problem.with_gradients and conditions.device.type == "cuda":
+        yield Measurement(metric=HELD, value=passes.held_mib(), unit="MiB", settings=settings)
+    elif problem.with_gradients:
+        yield from without_numbers({HELD: "MiB"}, settings, "unsupported", NO_DEVICE_MEMORY)

@@ -6,6 +6,7 @@ softmax and the gated delta rule, which scale them by 1 / sqrt(K). A missing imp
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -233,32 +234,27 @@ def _fla_retention(shape: Shape, conditions: Conditions) -> Function:
     return lambda query, key, value: chunk_retention(query, key, value, scale=1.0)[0]
 
 
-def _absent(package: str, error: ImportError) -> UserError:
-    return UserError(f"{package} cannot be imported ({error})")
+def _imported(module: str, name: str) -> Function:
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{module.partition('.')[0]} cannot be imported ({error})") from error
 
 
 def _mamba_ssm(shape: Shape, conditions: Conditions) -> Function:
-    try:
-        from mamba_ssm.ops.triton.ssd_combined import (  # pyright: ignore[reportMissingImports]
-            mamba_chunk_scan_combined,
-        )
-    except ImportError as error:
-        raise _absent("mamba_ssm", error) from error
+    scan = _imported("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined")
 
     def function(query: Tensor, key: Tensor, value: Tensor, step: Tensor) -> Tensor:
-        return mamba_chunk_scan_combined(value, step, -_mamba2_rates(step), key, query, chunk_size=256)
+        return scan(value, step, -_mamba2_rates(step), key, query, chunk_size=256)
 
     return function
 
 
 def _flash_qla(shape: Shape, conditions: Conditions) -> Function:
-    try:
-        from flash_qla import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise _absent("flash_qla", error) from error
+    rule = _imported("flash_qla", "chunk_gated_delta_rule")
 
     def function(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-        return chunk_gated_delta_rule(q=query, k=key, v=value, g=log_decay, beta=beta, scale=key.shape[-1] ** -0.5)[0]
+        return rule(q=query, k=key, v=value, g=log_decay, beta=beta, scale=key.shape[-1] ** -0.5)[0]
 
     return function
 

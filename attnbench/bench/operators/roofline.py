@@ -7,10 +7,6 @@ Bytes are those of inputs and outputs, once each; operations those of matrix pro
 
 from typing import Any, NamedTuple
 
-import torch
-
-from attnbench.machine.timing import copy_ceiling, matrix_product_ceiling
-
 
 class Ceilings(NamedTuple):
     tflops: float
@@ -28,10 +24,6 @@ class Work(NamedTuple):
 
     def __add__(self, other: "Work") -> "Work":  # pyright: ignore[reportIncompatibleMethodOverride]
         return Work(self.flops + other.flops, self.num_bytes + other.num_bytes)
-
-
-def measure_ceilings(device: torch.device, precision: str) -> Ceilings:
-    return Ceilings(matrix_product_ceiling(device, precision), copy_ceiling(device))
 
 
 def attention_work(shape: Any, itemsize: int) -> dict[str, Work]:

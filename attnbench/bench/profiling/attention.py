@@ -190,8 +190,7 @@ def _profile(
     )
     flops = {operator: shape.work(1).flops for operator in FUSED_OPERATORS}
     recording = record(call, conditions.device, num_calls=num_calls, detailed=True)
-    if conditions.folder is not None:
-        recording.write_trace(conditions.folder / "traces" / f"attention-{name}.json.gz")
+    recording.write_trace(conditions.folder, f"attention-{name}")
     yield Measurement(metric=TOTAL, value=recording.milliseconds, unit="ms", settings=settings, num_samples=num_calls)
     yield peak_row(PEAK, peak_mib, settings)
     yield from operator_rows(recording.lines(flops), settings, num_lines)

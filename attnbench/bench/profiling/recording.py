@@ -82,14 +82,18 @@ class Recording:
             )
         return sorted(lines, key=lambda line: -line.milliseconds)
 
-    def write_trace(self, path: Path) -> None:
-        """Write a compressed trace for Perfetto or chrome://tracing, without the name of the host."""
-        with TemporaryDirectory() as folder:
-            written = Path(folder) / "trace.json"
+    def write_trace(self, folder: Path | None, name: str) -> None:
+        """Write a compressed trace for Perfetto or chrome://tracing into traces/ of the run's folder, without the name
+        of the host; without a folder, none."""
+        if folder is None:
+            return
+        with TemporaryDirectory() as scratch:
+            written = Path(scratch) / "trace.json"
             self.profiler.export_chrome_trace(str(written))
             # torch writes names of kernels that may be no UTF-8.
             trace = json.loads(written.read_text(encoding="utf-8", errors="replace"), strict=False)
         kept = {key: value for key, value in trace.items() if key not in ("host_name", "traceName")}
+        path = folder / "traces" / f"{name}.json.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         unlinked(path).write_bytes(gzip.compress(json.dumps(kept, separators=(",", ":")).encode()))
 

@@ -12,13 +12,14 @@ from attnbench.bench.base import (
     Missing,
     attempted,
     error_row,
+    rows_or_reason,
     time_rows,
 )
 from attnbench.bench.operators.gate import mixer_error
 from attnbench.bench.operators.language_models import candidate_of
 from attnbench.bench.operators.roofline import Work
 from attnbench.bench.profiling.parts import idle_row, labelled, labelled_nats, part_rows
-from attnbench.bench.profiling.recording import Recording, operator_rows, record
+from attnbench.bench.profiling.recording import operator_rows, record
 from attnbench.evals.lib.rows import peak_row, without_numbers
 from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.cuda_graph import CapturedCall
@@ -37,8 +38,6 @@ TRAINING = TrainSettings(num_steps=1)
 NUM_BATCHES = 4
 """Batches of random characters, which steps take in turn."""
 
-Build = Callable[[], LanguageModel]
-
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class StepCase:
@@ -51,11 +50,6 @@ class StepCase:
     """Steps under the profiler."""
     num_lines: int
     repetition: Timed
-
-
-def forms(device_type: str) -> tuple[str, ...]:
-    """Return the step that trains and, on CUDA, also the one whose modules can be seen."""
-    return (CAPTURED, EAGER) if device_type == "cuda" else (EAGER,)
 
 
 def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -> Iterator[Measurement]:
@@ -75,61 +69,56 @@ def profile_step(case: StepCase, cell: dict[str, Any], conditions: Conditions) -
     assert flops_per_token is not None, "a mixer of attnbench's own"
     # Bytes are not counted: at these sizes operations take the time.
     floor_ms = Work(round(3 * flops_per_token * case.length * case.batch_size), 0).floor_ms(conditions.ceilings)
-    for form in forms(conditions.device.type):
+    # The step that trains and, on CUDA, also the one whose modules can be seen.
+    for form in (CAPTURED, EAGER) if conditions.device.type == "cuda" else (EAGER,):
         settings = cell | {"form": form}
-        measured = (_captured if form == CAPTURED else _eager)(case, candidate.build, conditions, settings, floor_ms)
-        rows = attempted(partial(list, measured))
-        if isinstance(rows, Missing):
-            yield from without_numbers(UNITS, settings, *rows)
-            continue
-        yield error_row(error, settings)
-        yield from rows
+        measured = partial(_measure, case, form, candidate.build, conditions, settings, error, floor_ms)
+        yield from rows_or_reason(UNITS, settings, measured)
 
 
-def _captured(
-    case: StepCase, build: Build, conditions: Conditions, settings: dict[str, Any], floor_ms: float
+def _measure(
+    case: StepCase,
+    form: str,
+    build: Callable[[], LanguageModel],
+    conditions: Conditions,
+    settings: dict[str, Any],
+    error: float,
+    floor_ms: float,
 ) -> Iterator[Measurement]:
-    """Profile the step that trains on a GPU, compiled and replayed as a CUDA graph, of which kernels alone are seen."""
-    memory, state = PeakMemory(conditions.device), _fresh(build)
-    step = _stepping(case, conditions, stepper(state, TRAINING, conditions.precision, compiled=True, captured=True))
-    for _ in range(CapturedCall.NUM_WARMUP + 1):
+    """Time and profile a step. The captured one is compiled and replayed as a CUDA graph, of which kernels alone are
+    seen; the eager one has labelled modules, and on a CPU it is the one that trains."""
+    memory, state = PeakMemory(conditions.device), TrainState.fresh(build())
+    state.model.train()
+    if form == CAPTURED:
+        take = stepper(state, TRAINING, conditions.precision, compiled=True, captured=True)
+    else:
+        take = partial(_eager, state, conditions.precision)
+    step = _stepping(case, conditions, take)
+    for _ in range(CapturedCall.NUM_WARMUP + 1 if form == CAPTURED else 0):
         # The last one is recorded.
         step()
     times = case.repetition.times(step, conditions.device)
+    yield error_row(error, settings)
     yield from time_rows("step", times, settings, floor_ms)
     yield peak_row(PEAK, memory.mib(), settings)
-    replays = record(step, conditions.device, num_calls=case.num_steps, detailed=False)
-    _keep(case, conditions, CAPTURED, replays)
-    yield idle_row(replays.milliseconds / case.num_steps, times.median_ms, settings)
-    yield from operator_rows(replays.kernels(), settings, case.num_lines)
-
-
-def _eager(
-    case: StepCase, build: Build, conditions: Conditions, settings: dict[str, Any], floor_ms: float
-) -> Iterator[Measurement]:
-    """Profile the step neither compiled nor captured, with labelled modules; on a CPU it is the one that trains."""
-    memory, state = PeakMemory(conditions.device), _fresh(build)
-
-    def take(batch: Batch, rate: torch.Tensor) -> StepReport:
-        return train_step(state, batch, rate, TRAINING, conditions.precision, labelled_nats)
-
-    step = _stepping(case, conditions, take)
-    times = case.repetition.times(step, conditions.device)
-    yield from time_rows("step", times, settings, floor_ms)
-    yield peak_row(PEAK, memory.mib(), settings)
+    trace = f"{case.mixer}-T{case.length}-{form}"
+    if form == CAPTURED:
+        replays = record(step, conditions.device, num_calls=case.num_steps, detailed=False)
+        replays.write_trace(conditions.folder, trace)
+        yield idle_row(replays.milliseconds / case.num_steps, times.median_ms, settings)
+        yield from operator_rows(replays.kernels(), settings, case.num_lines)
+        return
     with labelled(state.model):
         step()
         plain = record(step, conditions.device, num_calls=case.num_steps, detailed=False)
         detailed = record(step, conditions.device, num_calls=1, detailed=True)
-    _keep(case, conditions, EAGER, plain)
+    plain.write_trace(conditions.folder, trace)
     yield from part_rows(plain, case.num_steps, times.median_ms, settings)
     yield from operator_rows(detailed.lines(), settings, case.num_lines)
 
 
-def _fresh(build: Build) -> TrainState:
-    state = TrainState.fresh(build())
-    state.model.train()
-    return state
+def _eager(state: TrainState, precision: str, batch: Batch, rate: torch.Tensor) -> StepReport:
+    return train_step(state, batch, rate, TRAINING, precision, labelled_nats)
 
 
 def _stepping(
@@ -147,8 +136,3 @@ def _stepping(
         return step(batches[num_taken % NUM_BATCHES], rate)
 
     return take
-
-
-def _keep(case: StepCase, conditions: Conditions, form: str, recording: Recording) -> None:
-    if conditions.folder is not None:
-        recording.write_trace(conditions.folder / "traces" / f"{case.mixer}-T{case.length}-{form}.json.gz")

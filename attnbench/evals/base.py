@@ -160,6 +160,8 @@ class Probe(Evaluation, ABC):
     """Batches have sequences of about one length, cut behind their last label. Changes each step's mean loss."""
     former: ClassVar[dict[str, Any]] = {}
     """Options that came later, at the values that leave a training as it was; those stay out of its identity."""
+    not_in_content: ClassVar[tuple[str, ...]] = ()
+    """Options that other entries of `content` say."""
     check_interval_steps: ClassVar[int | None] = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 
@@ -233,7 +235,7 @@ class Probe(Evaluation, ABC):
 
     def content(self) -> dict[str, Any]:
         """Return everything that decides a task's numbers, except its model."""
-        apart = {*NOT_OF_TASK, "width", "head_width", "feed_forward_width"}
+        apart = {*NOT_OF_TASK, *self.not_in_content, "width", "head_width", "feed_forward_width"}
         given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
         own = {name: value for name, value in given.items() if name not in self.former or value != self.former[name]}
         derived = ("settings", "vocabulary_size", "num_train_sequences", "length_buckets", "check_interval_steps")

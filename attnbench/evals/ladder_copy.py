@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.data.counters import hashed
-from attnbench.evals.lib.ladder import LadderProbe, check_doubling
+from attnbench.evals.lib.ladder import LadderProbe
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, hashes_in_split, in_pieces, shuffled
 from attnbench.settings.check import check_value
 from attnbench.settings.options import option
@@ -34,7 +34,7 @@ class LadderCopy(LadderProbe):
     width, head_width, feed_forward_width = 64, 64, 0
     num_steps, batch_size, num_test = 2000, 32, 500
 
-    axis = "length"
+    axis, level_option = "length", "lengths"
     plots = (("accuracy", "length"),)
     smoke = {
         **{"lengths": [2, 4], "num_symbols": 32, "width": 16, "head_width": 16},
@@ -43,12 +43,8 @@ class LadderCopy(LadderProbe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_doubling(f"eval.{self.name}.lengths", self.lengths)
+        self.check_doubling()
         check_value(f"eval.{self.name}.num_symbols", self.num_symbols, minimum=self.lengths[-1])
-
-    @property
-    def levels(self) -> Sequence[int]:
-        return self.lengths
 
     @property
     def chance(self) -> float:

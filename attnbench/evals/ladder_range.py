@@ -1,9 +1,8 @@
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from attnbench.evals.lib.ladder import LadderProbe, check_doubling
+from attnbench.evals.lib.ladder import LadderProbe
 from attnbench.evals.lib.recall_sizes import MAX_LENGTH
 from attnbench.evals.lib.recall_strings import recall_strings
 from attnbench.settings.check import check_value
@@ -34,7 +33,7 @@ class LadderRange(LadderProbe):
     width, head_width, feed_forward_width = 64, 64, 0
     num_steps, batch_size, num_test = 2000, 64, 500
 
-    axis = "sequence_length"
+    axis, level_option = "sequence_length", "lengths"
     plots = (("accuracy", "sequence_length"),)
     smoke = {
         **{"num_pairs": 2, "lengths": [8, 16], "vocabulary_size": 32, "width": 16, "head_width": 16},
@@ -44,13 +43,9 @@ class LadderRange(LadderProbe):
     def __post_init__(self) -> None:
         super().__post_init__()
         group = f"eval.{self.name}"
-        check_doubling(f"{group}.lengths", self.lengths)
+        self.check_doubling()
         check_value(f"{group}.lengths", self.lengths, minimum=4 * self.num_pairs, maximum=MAX_LENGTH)
         check_value(f"{group}.vocabulary_size", self.vocabulary_size, minimum=2 * self.num_pairs + 2)
-
-    @property
-    def levels(self) -> Sequence[int]:
-        return self.lengths
 
     @property
     def chance(self) -> float:

@@ -1,9 +1,9 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from attnbench.evals.lib.ladder import LadderProbe, check_doubling
+from attnbench.evals.lib.ladder import LadderProbe
 from attnbench.evals.lib.recall_sizes import MAX_LENGTH
 from attnbench.evals.lib.recall_strings import recall_strings
 from attnbench.evals.lib.rows import lacks_state, without_numbers
@@ -37,7 +37,7 @@ class LadderRecall(LadderProbe):
     width, head_width, feed_forward_width = 64, 64, 0
     num_steps, batch_size, num_test = 2000, 32, 500
 
-    axis = "num_pairs"
+    axis, level_option = "num_pairs", "pairs"
     plots = (("accuracy", "num_pairs"),)
     headline = tuple(
         Headline(metric, words, axes=("levels",), label=(), higher_is_better=True)
@@ -51,14 +51,10 @@ class LadderRecall(LadderProbe):
     def __post_init__(self) -> None:
         super().__post_init__()
         group = f"eval.{self.name}"
-        check_doubling(f"{group}.pairs", self.pairs)
+        self.check_doubling()
         most = self.pairs[-1]
         check_value(f"{group}.length", self.length, minimum=4 * most, maximum=MAX_LENGTH)
         check_value(f"{group}.vocabulary_size", self.vocabulary_size, minimum=2 * most + 2)
-
-    @property
-    def levels(self) -> Sequence[int]:
-        return self.pairs
 
     @property
     def chance(self) -> float:

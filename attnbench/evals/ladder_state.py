@@ -38,7 +38,7 @@ class LadderState(LadderProbe):
     width, head_width, feed_forward_width, num_layers = 64, 32, 0, 1
     num_steps, batch_size, num_test = 2000, 64, 500
 
-    axis = "training_lengths"
+    axis, level_option = "training_lengths", "multiples"
     plots = (("accuracy", "training_lengths"),)
     smoke = {
         **{"rules": ["parity"], "width": 16, "head_width": 8, "max_length": 8, "multiples": [1, 2]},
@@ -63,10 +63,6 @@ class LadderState(LadderProbe):
     @property
     def vocabulary_size(self) -> int:
         return RULES[self.rules[0]].num_symbols
-
-    @property
-    def levels(self) -> Sequence[int]:
-        return self.multiples
 
     @property
     def chance(self) -> float:

@@ -52,6 +52,7 @@ class Mad(SizedProbe):
     num_train: int = option(12800, "sequences, taken in a new order every epoch", minimum=1)
     num_test: int = option(1280, "test sequences", minimum=1)
 
+    not_in_content = ("cells", "num_train")
     plots = (("accuracy", "rule"),)
     headline = (Headline("accuracy", "MAD", axes=("rule",), label=("rule",), pick="each", higher_is_better=True),)
     primary = Primary(metric="accuracy", kind="accuracy", margin=0.01)
@@ -89,8 +90,7 @@ class Mad(SizedProbe):
 
     def content(self) -> dict[str, Any]:
         rule, length, *_ = self.cells[0]
-        content = {**super().content(), "rule": rule, "length": length}
-        return {name: value for name, value in content.items() if name not in ("cells", "num_train")}
+        return {**super().content(), "rule": rule, "length": length}
 
     @property
     def _rule(self) -> MadRule:

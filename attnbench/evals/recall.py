@@ -35,7 +35,7 @@ class Recall(CellProbe):
     numbers of pairs. lib/recall_strings.py makes the sequences.
 
     With a `mixture` one model is trained on several cells, in each epoch on all batches of the first, then on those of
-    the next (Arora et al., 2024; arXiv 2402.18668); see lib/mixed_sequences.py. Its selection is over all cells alike.
+    the next (Arora et al., 2024; arXiv 2402.18668); see lib/sequences.py. Its selection is over all cells alike.
     """
 
     vocabulary_size: int | None = option(None, "half keys (one of them the blank), half values", minimum=4)
@@ -43,6 +43,7 @@ class Recall(CellProbe):
         None, "between queries: blank (a symbol) | random (values) | vocabulary (any symbols)", choices=FILLERS
     )
 
+    not_in_content = ("preset", "cells", "widths", "num_train", "budgets", "filler")
     plots = (("accuracy", "num_pairs"), ("accuracy", "width"))
     headline = (
         Headline("accuracy", "recall", axes=(*LABEL, "width"), label=LABEL, pick="each", higher_is_better=True),
@@ -66,10 +67,8 @@ class Recall(CellProbe):
         return {"vocabulary_size": self.vocabulary_size, **filler}
 
     def content(self) -> dict[str, Any]:
-        apart = ("preset", "cells", "widths", "num_train", "budgets", "filler")
-        content = {name: value for name, value in super().content().items() if name not in apart}
         cell = {"length": self.cells[0][0], "pairs": self.pairs} if self.mixture is None else {}
-        return {**content, **cell, **self._form}
+        return {**super().content(), **cell, **self._form}
 
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
         given = (split, seed, start, count, device)

@@ -74,6 +74,7 @@ class StateTracking(StringProbe):
     )
     width, num_layers, feed_forward_width, num_steps = 32, 1, 0, 700
 
+    not_in_content = ("num_train", "rules")
     former = {"labels": "all", "test_range": None, "whole_strings": False, "special_symbols": 0}
     plots = (("accuracy", "length"),)
     headline = (Headline("accuracy", "state tracking", settings=LATE, pick="each", higher_is_better=True, **AXES),)
@@ -105,8 +106,7 @@ class StateTracking(StringProbe):
         return {"rule": self.rules[0]}
 
     def content(self) -> dict[str, Any]:
-        content = {**super().content(), **self.settings}
-        return {name: value for name, value in content.items() if name != "rules"}
+        return {**super().content(), **self.settings}
 
     @property
     def vocabulary_size(self) -> int:

@@ -55,16 +55,10 @@ class MetricsLog:
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="\n")  # noqa: SIM115
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write `step`, `tokens` and other numbers or texts. Raises ValueError without a `step`, TypeError for a value
-        that is neither number, text, bool nor None."""
+        """Write `step`, `tokens` and other numbers or texts."""
         self._file.write(self._line(row))
 
     def _line(self, row: dict[str, Any]) -> str:
-        if not isinstance(row.get("step"), int):
-            raise ValueError(f"a row of metrics needs a whole number as its step: {row}")
-        for name, value in row.items():
-            if value is not None and not isinstance(value, str | int | float):
-                raise TypeError(f"{name}: a metric is a number or text, not {type(value).__name__}")
         line = to_line({name: _text_if_not_finite(value) for name, value in row.items()})
         self.num_rows += 1
         return line
@@ -189,7 +183,7 @@ class ProgressBar:
             figures.append(f"loss {self._loss:.4g}")
         rate = self.tokens_per_second
         if rate:
-            figures.append(f"{short_number(rate)} tok/s")
+            figures.append(f"{tqdm.format_sizeof(rate)} tok/s")
             if self.seconds_left:
                 figures.append(f"{tqdm.format_interval(self.seconds_left)} left")
         return " ".join(figures)
@@ -209,11 +203,3 @@ def watched(items: Iterable[Item], total: int, tokens_per_item: int, description
             progress.update(number)
     finally:
         progress.close()
-
-
-def short_number(value: float) -> str:
-    """Format with three significant digits and k, M or G: 123k."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"

@@ -30,6 +30,8 @@ class LadderProbe(SizedProbe, ABC):
 
     axis: ClassVar[str]
     """Setting with the level in the rows of accuracy."""
+    level_option: ClassVar[str]
+    """Option that lists the levels."""
     fixed_steps = True
 
     primary = Primary(metric="doublings", kind="level", margin=0.5, hardest=["levels"])
@@ -41,8 +43,8 @@ class LadderProbe(SizedProbe, ABC):
         cls.headline = (column, *cls.__dict__.get("headline", ()))
 
     @property
-    @abstractmethod
-    def levels(self) -> Sequence[int]: ...
+    def levels(self) -> Sequence[int]:
+        return getattr(self, self.level_option)
 
     @property
     @abstractmethod
@@ -89,8 +91,7 @@ class LadderProbe(SizedProbe, ABC):
         over_all = {**shared, "levels": len(self.levels)}
         return [*of_levels, ("doublings", {**over_all, "chance": 0.0}), ("largest_held", over_all)]
 
-
-def check_doubling(name: str, levels: Sequence[int]) -> None:
-    """Refuse levels that do not double."""
-    if any(after != 2 * before for before, after in pairwise(levels)):
-        raise UserError(f"{name}={list(levels)}: each must be twice the one before")
+    def check_doubling(self) -> None:
+        if any(after != 2 * before for before, after in pairwise(self.levels)):
+            name = f"eval.{self.name}.{self.level_option}"
+            raise UserError(f"{name}={list(self.levels)}: each must be twice the one before")

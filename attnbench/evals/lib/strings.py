@@ -1,7 +1,7 @@
 """Probes on strings of several lengths."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class StringProbe(SizedProbe, ABC):
     """Training lengths are uniform over min_length ... max_length; validation takes these lengths in turn; tests have
     one length each. A string is a function of (split, seed, index)."""
 
+    not_in_content = ("num_train",)
     min_length: ClassVar[int] = 1
     validated_on: ClassVar[str] = "all trained lengths mixed"
     """In words, where validation data and a test differ."""
@@ -41,10 +42,6 @@ class StringProbe(SizedProbe, ABC):
     @property
     def num_train_sequences(self) -> int:
         return super().num_train_sequences if self.num_train is None else self.num_train
-
-    def content(self) -> dict[str, Any]:
-        # num_train_sequences says it.
-        return {name: value for name, value in super().content().items() if name != "num_train"}
 
     @abstractmethod
     def batch(self, split: str, seed: int, index_B: Tensor, length_B: Tensor, longest: int) -> Batch:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from attnbench.evals.base import NUM_SELECTION, Probe
-from attnbench.evals.lib.mixed_sequences import training_sequences
 from attnbench.evals.lib.scoring import mean_accuracy
-from attnbench.evals.lib.sequences import STREAMED_FROM, TrainingSequences
+from attnbench.evals.lib.sequences import STREAMED_FROM, TrainingSequences, training_sequences
 from attnbench.evals.lib.solving import is_check, is_over, stop_rule
 from attnbench.evals.runners.probe_scores import ProbeScores
 from attnbench.machine.precision import computing
@@ -103,8 +102,12 @@ class ProbeJob(TrainedJob):
     _validation: Batch | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.config_hash = config_hash(self._content())
         settings, task, rate = self.settings, folder_label(self.task), self.train.learning_rate
+        self.evaluation, self.name, self.experiment = self.probe.name, settings.mixer.name, settings.experiment
+        self.label = f"{self.task_label}, {trained_label(rate, settings.seed)}"
+        self.num_steps = self.checkpoint_interval = self.task.num_steps
+        self.captured = self.device.type == "cuda"
+        self.config_hash = config_hash(self._content())
         words = [self.evaluation, settings.mixer.name, task, f"lr{rate:g}", f"seed{settings.seed}", self.config_hash]
         self.folder = Path(settings.outputs_dir) / settings.experiment / "cells" / "-".join(filter(None, words))
 
@@ -123,34 +126,6 @@ class ProbeJob(TrainedJob):
     def at(self, rate: float, seed: int, limit: int | None = None) -> "ProbeJob":
         train = replace(self.train, learning_rate=rate)
         return replace(self, settings=replace(self.settings, seed=seed), train=train, limit=limit)
-
-    @property
-    def label(self) -> str:
-        return f"{self.task_label}, {trained_label(self.train.learning_rate, self.settings.seed)}"
-
-    @property
-    def evaluation(self) -> str:
-        return self.probe.name
-
-    @property
-    def name(self) -> str:
-        return self.settings.mixer.name
-
-    @property
-    def num_steps(self) -> int:
-        return self.task.num_steps
-
-    @property
-    def checkpoint_interval(self) -> int:
-        return self.task.num_steps
-
-    @property
-    def captured(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def experiment(self) -> str:
-        return self.settings.experiment
 
     @property
     def rerun(self) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from attnbench.evals.lib.mixed_sequences import training_sequences
 from attnbench.evals.lib.scoring import mean_accuracies
+from attnbench.evals.lib.sequences import training_sequences
 from attnbench.evals.runners.probe import ProbeJob
 from attnbench.machine.locks import device_lock
 from attnbench.machine.precision import computing

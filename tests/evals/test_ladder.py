@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from probe_models import Answering
 from probe_settings import evaluation_class
 from small import compose_once
 
@@ -91,41 +92,8 @@ def test_queries_of_the_range_are_as_far_as_the_text_is_long():
     assert float(places.mean()) == pytest.approx(33, abs=1)
 
 
-@pytest.mark.parametrize("cls", PROBES)
-def test_splits_are_disjoint_and_a_sequence_depends_on_its_index_alone(cls):
-    own = task(cls, **({"min_length": 20, "max_length": 24} if cls is LadderState else {}))
-    whole = {split: own.sequences(split, 5, 0, 400, CPU) for split in SPLITS}
-    seen = [set(map(tuple, batch.tokens_BT.tolist())) for batch in whole.values()]
-    assert sum(map(len, seen)) == len(set.union(*seen))
-    for part, expected in zip(own.sequences("train", 5, 30, 20, CPU), whole["train"], strict=True):
-        assert part is expected is None or torch.equal(part, expected[30:50])
-
-
-class Knowing(torch.nn.Module):
-    """Answers as `answer` does, from the symbols up to each label, or with a constant."""
-
-    backend_without_state = None
-
-    def __init__(self, vocabulary_size: int, answer: Any, state: int = 0):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(vocabulary_size, 1)
-        self.answer, self.state = answer, state
-
-    def init_state(self, batch_size: int, length: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-        return [[torch.zeros(self.state, dtype=torch.uint8)]]
-
-    def forward(self, tokens_BT, state=None, positions_BL=None):
-        answers = torch.tensor(
-            [
-                [self.answer(tokens[: place + 1]) for place in places]
-                for tokens, places in zip(tokens_BT.tolist(), positions_BL.tolist(), strict=True)
-            ]
-        )
-        return torch.nn.functional.one_hot(answers, self.embedding.num_embeddings).float(), None
-
-
 def scores(own: Any, answer: Any, state: int = 0) -> dict[str, Any]:
-    rows = list(own.score(Knowing(own.vocabulary_size, answer, state), 0, CPU))
+    rows = list(own.score(Answering(own.vocabulary_size, answer, state), 0, CPU))
     assert [(row.metric, row.settings) for row in rows] == own.axes()
     over_all = {row.metric: row.value for row in rows if row.metric != "accuracy"}
     return {**over_all, "accuracy": [row.value for row in rows if row.metric == "accuracy"]}
@@ -188,8 +156,8 @@ def test_copying_and_states_are_scored_beyond_what_is_held():
 def test_a_model_without_a_state_has_no_pairs_per_kib(monkeypatch):
     own = task(LadderRecall)
     for backend, reason in ((None, "it keeps no state"), ("fla", "backend fla only trains: it takes no state")):
-        monkeypatch.setattr(Knowing, "backend_without_state", backend)
-        *_, row = own.score(Knowing(own.vocabulary_size, lambda _: 0), 0, CPU)
+        monkeypatch.setattr(Answering, "backend_without_state", backend)
+        *_, row = own.score(Answering(own.vocabulary_size, lambda _: 0), 0, CPU)
         assert (row.metric, row.status, row.reason) == ("pairs_per_kib", "unsupported", reason)
 
 

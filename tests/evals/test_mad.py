@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from probe_models import Answering
+from probe_settings import probe_task
 
-from attnbench.cli.compose import CONF
 from attnbench.evals.lib.mad_rules import MAD_RULES
 from attnbench.evals.lib.task_data import SPLITS
 from attnbench.evals.mad import Mad
@@ -17,10 +17,7 @@ LENGTHS = {"fuzzy_recall": 60, "noisy_recall": 60, "compression": 12, "memorisat
 
 
 def task(name, **options) -> Any:
-    content = yaml.safe_load((CONF / "eval" / "mad.yaml").read_text())
-    content |= {**Mad.smoke, "cells": [[name, LENGTHS[name]]], **options}
-    content.pop("_target_")
-    return Mad(**content).tasks()[0]
+    return probe_task("mad", **{"cells": [[name, LENGTHS[name]]], **options})
 
 
 def noisy(tokens, facts):
@@ -107,35 +104,14 @@ def test_noise_takes_a_fifth_of_the_units():
     assert float((tokens_BT >= 16).double().mean()) == pytest.approx(1 / 9, abs=0.01)
 
 
-@pytest.mark.parametrize("name", NAIVE)
-def test_splits_are_disjoint_and_a_sequence_depends_on_its_index_alone(name):
-    own = task(name)
-    whole = {split: own.sequences(split, 5, 0, 400, CPU) for split in SPLITS}
-    seen = [set(map(tuple, batch.tokens_BT.tolist())) for batch in whole.values()]
-    assert sum(map(len, seen)) == len(set.union(*seen))
-    for field, expected in enumerate(whole["test"][:4]):
-        assert torch.equal(own.sequences("test", 5, 30, 20, CPU)[field], expected[30:50])
-
-
-class Naive(torch.nn.Module):
-    """Answers 0 everywhere."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(300, 1)
-
-    def forward(self, tokens_BT, state=None, positions_BL: Any = None):
-        return torch.nn.functional.one_hot(torch.zeros_like(positions_BL), 300).float(), None
-
-
 def test_only_labels_are_counted():
     own = task("compression", num_test=200)
-    [row] = own.score(Naive(), 0, CPU)
+    [row] = own.score(Answering(300, lambda _: 0), 0, CPU)
     targets_BL = own.sequences("test", 0, 0, 200, CPU).targets_BT
     assert row.value == pytest.approx(float((targets_BL == 0).double().mean()))
     assert (row.num_samples, row.settings["chance"]) == (200 * 12, 1 / 16)
     own = task("noisy_recall", num_test=200)
-    [row] = own.score(Naive(), 0, CPU)
+    [row] = own.score(Answering(300, lambda _: 0), 0, CPU)
     assert row.num_samples == int(own.sequences("test", 0, 0, 200, CPU).weight_BT.sum())
     assert [(row.metric, row.settings)] == own.axes()
 
@@ -172,30 +148,22 @@ def test_memorise_has_a_value_of_its_own_for_each_key_in_all_splits(num_symbols)
     )
 
 
-class Knowing(Naive):
-    """Knows the values of some keys, and answers 0 to the others."""
-
-    def __init__(self, facts):
-        super().__init__()
-        self.answer_C = torch.zeros(300, dtype=torch.long)
-        for key, value in facts.items():
-            self.answer_C[key] = value
-
-    def forward(self, tokens_BT, state=None, positions_BL: Any = None):
-        return torch.nn.functional.one_hot(self.answer_C[tokens_BT.gather(1, positions_BL - 1)], 300).float(), None
+def knowing(facts):
+    """Know the values of some keys, and answer 0 to the others."""
+    return Answering(300, lambda tokens: facts.get(tokens[-2], 0))
 
 
 def test_the_macro_accuracy_of_memorise_gives_each_key_the_same_weight():
     own = memorise(11, num_test=200)
     batch = own.sequences("test", 0, 0, 200, CPU)
     facts = {t[p - 1]: value for t, labels, _ in labels_of(batch) for p, value in labels.items()}
-    micro, macro = own.score(Knowing({key: facts[key] for key in (0, 1)}), 0, CPU)
+    micro, macro = own.score(knowing({key: facts[key] for key in (0, 1)}), 0, CPU)
     assert (micro.metric, macro.metric) == ("accuracy", "macro_accuracy")
     assert macro.value == pytest.approx(2 / 5)
     assert micro.value == pytest.approx(float((batch.tokens_BT[:, ::2] < 2).double().mean()))
     assert [(row.metric, row.settings) for row in (micro, macro)] == own.axes()
     # A constant answer, which is the value of key 3.
-    constant = list(own.score(Knowing(dict.fromkeys(range(5), facts[3])), 0, CPU))
+    constant = list(own.score(knowing(dict.fromkeys(range(5), facts[3])), 0, CPU))
     assert constant[1].value == pytest.approx(constant[1].settings["chance"]) == pytest.approx(1 / 5)
 
 

@@ -1,10 +1,11 @@
 """Needle: its labels held against a search through each sequence."""
 
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-import yaml
+from probe_models import Answering
+from probe_settings import probe_task
 from small import small_model
 
 from attnbench.cli.compose import CONF
@@ -18,11 +19,7 @@ from attnbench.report.inputs import purpose_of
 CPU = torch.device("cpu")
 
 
-def task(**options) -> Any:
-    content = yaml.safe_load((CONF / "eval" / "needle.yaml").read_text())
-    content |= {**Needle.smoke, **options}
-    content.pop("_target_")
-    return Needle(**content).tasks()[0]
+task = partial(probe_task, "needle")
 
 
 def found(tokens, query):
@@ -52,52 +49,26 @@ def test_the_value_behind_the_key_is_asked_for_at_the_end(split):
     assert places == {(length, place) for length in range(8, 13) for place in range(length - 2)}
 
 
-def test_splits_are_disjoint_and_a_sequence_depends_on_its_index_alone():
-    own = task()
-    whole = {split: own.sequences(split, 5, 0, 2000, CPU) for split in SPLITS}
-    seen = [set(map(tuple, batch.tokens_BT.tolist())) for batch in whole.values()]
-    assert sum(map(len, seen)) == len(set.union(*seen))
-    for field, expected in enumerate(whole["train"][:4]):
-        assert torch.equal(own.sequences("train", 5, 30, 20, CPU)[field], expected[30:50])
+def near(tokens):
+    """Find the pair if it stands in the first half."""
+    place, value = found(tokens, len(tokens) - 1)
+    return value if place < len(tokens) / 2 else 0
 
 
-class Near(torch.nn.Module):
-    """Finds the pair if it stands in the first half."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(64, 1)
-
-    def forward(self, tokens_BT, state=None, positions_BL=None):
-        answers = []
-        for tokens in tokens_BT.tolist():
-            place, value = found(tokens, len(tokens) - 1)
-            answers.append(value if place < len(tokens) / 2 else 0)
-        return torch.nn.functional.one_hot(torch.tensor(answers)[:, None], 64).float(), None
-
-
-class NoKey(torch.nn.Module):
-    """Names the one value that was read, and looks at no key."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(64, 1)
-
-    def forward(self, tokens_BT, state=None, positions_BL=None):
-        is_value_BT = (tokens_BT >= 16) & (tokens_BT < 32)
-        answers_B1 = (tokens_BT * is_value_BT).sum(1, keepdim=True)
-        return torch.nn.functional.one_hot(answers_B1 % 64, 64).float(), None
+def no_key(tokens):
+    """Name the one value that was read, and look at no key."""
+    return sum(token for token in tokens if 16 <= token < 32) % 64
 
 
 def test_a_model_that_looks_at_no_key_scores_1_and_the_page_says_so():
-    assert {row.value for row in task(depths=[0, 50, 100]).score(NoKey(), 0, CPU)} == {1.0}
+    assert {row.value for row in task(depths=[0, 50, 100]).score(Answering(64, no_key), 0, CPU)} == {1.0}
     assert "needs no key" in purpose_of(Needle)
     assert "needs no key" in (CONF / "eval" / "needle.yaml").read_text()
 
 
 def test_each_depth_and_length_is_scored_apart():
     own = task(depths=[0, 40, 70, 100])
-    rows = list(own.score(Near(), 0, CPU))
+    rows = list(own.score(Answering(64, near), 0, CPU))
     assert [(row.metric, row.settings) for row in rows] == own.axes()
     assert [row.value for row in rows] == [1, 1, 0, 0] * 2
     assert {row.num_samples for row in rows} == {16}
@@ -121,7 +92,7 @@ def test_distractors_are_pairs_of_other_keys_at_any_place():
         assert pairs[tokens[query]] == target
         places.add((query + 1, text.index(tokens[query])))
     assert places == {(length, place) for length in (11, 12) for place in range(length - 2)}
-    [row] = own.score(NoKey(), 0, CPU)
+    [row] = own.score(Answering(64, no_key), 0, CPU)
     assert (row.metric, row.settings) == own.axes()[0]
     assert "depth" not in row.settings
 

@@ -1,11 +1,14 @@
 """The synthetic tasks: their random numbers, splits and targets, and how they are scored."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from probe_models import Answering
+from probe_settings import probe_task
 from torch import nn
 from torch.nn.functional import pad
 
@@ -15,9 +18,11 @@ from attnbench.data.counters import hashed
 from attnbench.evals.copy_task import BLANK, PADDING, SEPARATOR, START, Copy
 from attnbench.evals.lib import scoring, task_data
 from attnbench.evals.lib import sequences as training_data
+from attnbench.evals.lib.mad_rules import MAD_RULES
 from attnbench.evals.lib.recall_strings import BLANK as NOTHING
 from attnbench.evals.lib.scoring import correct_labels, mean_accuracy
 from attnbench.evals.lib.sequences import NUM_BUCKETS, TrainingSequences
+from attnbench.evals.lib.state_rules import RULES
 from attnbench.evals.lib.task_data import ABSENT, SPLITS, choose, choose_by_power, integers_below, split_of
 from attnbench.evals.recall import Recall
 from attnbench.evals.state_tracking import StateTracking
@@ -44,6 +49,10 @@ def recall_task(**options) -> Any:
     return evaluation(Recall, **{"cells": [[40, [2, 4, 9]]], "vocabulary_size": 40, **options}).tasks()[0]
 
 
+def state_task(rule, **options) -> Any:
+    return probe_task("state_tracking", rules=[rule], **options)
+
+
 TASKS = {
     "copy": copy_task,
     "selective copy": lambda: copy_task(selective=True),
@@ -51,6 +60,16 @@ TASKS = {
     "recall in drawn order": lambda: recall_task(preset="zoology_full", filler="blank", cells=[[40, 9]]),
     "recall of blanks": lambda: recall_task(filler="blank", cells=[[40, 9]]),
     "recall among any symbols": lambda: recall_task(filler="vocabulary", cells=[[40, 9]]),
+}
+
+ALL = {
+    **TASKS,
+    "needle": lambda: probe_task("needle"),
+    **{rule: partial(probe_task, "mad", cells=[[rule, 60]]) for rule in MAD_RULES},
+    # Shorter strings may be in several splits.
+    **{rule: partial(state_task, rule, min_length=10, max_length=14) for rule in RULES},
+    **{name: partial(probe_task, name) for name in ("ladder_copy", "ladder_range", "ladder_recall")},
+    "ladder_state": lambda: probe_task("ladder_state", min_length=20, max_length=24),
 }
 
 
@@ -166,11 +185,11 @@ def test_a_task_without_a_sequence_for_a_split_says_so():
     assert len(found) < 3
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_sequence_depends_on_seed_split_and_index_alone(monkeypatch, name, split):
-    task = TASKS[name]()
-    whole = task.sequences(split, 5, 0, 20, CPU)
+    task = ALL[name]()
+    whole: Any = task.sequences(split, 5, 0, 20, CPU)
     task.sequences("train", 6, 0, 3, CPU)
     parts = [task.sequences(split, 5, start, count, CPU) for start, count in ((0, 1), (1, 12), (13, 7))]
     monkeypatch.setattr(task_data, "ROWS_AT_ONCE", {"cpu": 7})
@@ -182,12 +201,13 @@ def test_a_sequence_depends_on_seed_split_and_index_alone(monkeypatch, name, spl
         assert (other.tokens_BT != whole.tokens_BT).any(1).double().mean() > 0.9
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_no_two_splits_begin_alike(name):
-    task = TASKS[name]()
-    first, second, third = (task.sequences(split, 5, 0, 50, CPU).tokens_BT for split in SPLITS)
-    for one, other in ((first, second), (second, third), (first, third)):
-        assert (one != other).any(1).double().mean() > 0.9
+@pytest.mark.parametrize("name", [name for name in ALL if "copy" not in name or "ladder" in name])
+def test_no_sequence_is_in_two_splits(name):
+    batches = [ALL[name]().sequences(split, 5, 0, 400, CPU) for split in SPLITS]
+    rows = [torch.cat([batch.weight_BT.sum(1, keepdim=True), batch.tokens_BT], 1).tolist() for batch in batches]
+    seen = [set(map(tuple, of_split)) for of_split in rows]
+    assert min(map(len, seen)) > 100
+    assert sum(map(len, seen)) == len(set.union(*seen))
 
 
 def copied(tokens):
@@ -299,20 +319,9 @@ def test_a_string_of_recall_has_pairs_then_queries_among_the_filler():
 @pytest.mark.parametrize("filler", ["blank", "random", "vocabulary"])
 def test_a_constant_answer_scores_chance_at_recall(filler):
     task = recall_task(filler=filler, cells=[[40, 4]], num_test=3000)
-    [row] = task.score(Constant(25, 40), 0, CPU)
+    [row] = task.score(Answering(40, lambda _: 25), 0, CPU)
     # Five standard errors of 12,000 labels.
     assert row.value == pytest.approx(row.settings["chance"], abs=5 * (0.05 * 0.95 / 12_000) ** 0.5)
-
-
-class Constant(nn.Module):
-    """Answers one symbol everywhere."""
-
-    def __init__(self, symbol, num_symbols):
-        super().__init__()
-        self.embedding, self.symbol = nn.Embedding(num_symbols, 1), symbol
-
-    def forward(self, tokens_BT, state=None, positions_BL: Any = None):
-        return nn.functional.one_hot(torch.full_like(positions_BL, self.symbol), len(self.embedding.weight)), None
 
 
 def test_queries_lie_near_the_pairs_as_often_as_the_power_law_says():
@@ -493,13 +502,6 @@ def test_every_device_has_the_same_sequences(name, split):
     for a, b in zip(here, there, strict=True):
         assert (a is None) == (b is None)
         assert a is None or torch.equal(a, b.cpu())
-
-
-def state_task(rule, *, num_steps, **options) -> Any:
-    content = yaml.safe_load((CONF / "eval" / "state_tracking.yaml").read_text())
-    content |= {**StateTracking.smoke, "learning_rates": [1e-2], "rules": [rule], "num_steps": num_steps, **options}
-    content.pop("_target_")
-    return StateTracking(**content).tasks()[0]
 
 
 class FewStrings(Copy):

@@ -1,17 +1,18 @@
 """Recall of a mixture: one model trained on cells of several lengths, in batches of one cell each."""
 
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from probe_settings import probe_settings
+from probe_settings import probe_settings, probe_task
 from recall_state import PUBLISHED
 
 from attnbench.cli.compose import CONF, compose
-from attnbench.evals.lib.mixed_sequences import training_sequences
-from attnbench.evals.recall import Recall, published_bytes
+from attnbench.evals.lib.sequences import training_sequences
+from attnbench.evals.recall import published_bytes
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.evals.runners.stack import run_stack
 from attnbench.model.building import build_meta
@@ -27,11 +28,7 @@ CPU = torch.device("cpu")
 CELLS = [[8, 1, 20], [16, 2, 10], [16, 3, 8]]
 
 
-def task(**options) -> Any:
-    content = yaml.safe_load((CONF / "eval" / "recall.yaml").read_text())
-    content |= {**Recall.smoke, "mixture": CELLS, **options}
-    content.pop("_target_")
-    return Recall(**content).tasks()[0]
+task = partial(probe_task, "recall", mixture=CELLS)
 
 
 def labelled(batches):

@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from probe_settings import probe_settings
+from probe_settings import probe_settings, probe_task
 
-from attnbench.cli.compose import CONF
 from attnbench.data.counters import hashed
 from attnbench.evals.lib.sequences import TrainingSequences
 from attnbench.evals.lib.state_rules import RULES, Strings, labelled
 from attnbench.evals.lib.task_data import ABSENT, SPLITS
 from attnbench.evals.runners.prepare_probe import prepare_probe
-from attnbench.evals.state_tracking import StateTracking
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.loop import train
 from attnbench.training.stack import Member, StackedTensors, train_stack
@@ -26,10 +23,7 @@ SYMBOLS = [*"01234", *"+-*()"]
 
 
 def task(rule, **options) -> Any:
-    content = yaml.safe_load((CONF / "eval" / "state_tracking.yaml").read_text())
-    content |= {**StateTracking.smoke, "rules": [rule], "max_length": 9, **options}
-    content.pop("_target_")
-    return StateTracking(**content).tasks()[0]
+    return probe_task("state_tracking", **{"rules": [rule], "max_length": 9, **options})
 
 
 def parity(tokens):
@@ -210,26 +204,6 @@ def test_all_trees_of_brackets_are_equally_likely():
         shapes[shape] = shapes.get(shape, 0) + 1
     assert len(shapes) == 14
     assert all(abs(count - 1000) < 5 * 31 for count in shapes.values()), shapes
-
-
-@pytest.mark.parametrize("name", NAIVE)
-def test_splits_share_no_string_but_short_ones_and_depend_on_seed_and_index_alone(name):
-    own = task(name, min_length=6, max_length=10)
-    batches = {split: own.sequences(split, 5, 0, 3000, CPU) for split in ("train", "validation")}
-    rule, seen = RULES[name], {}
-    for split, batch in batches.items():
-        lengths = batch.weight_BT.sum(1).long()
-        kept = [n for n, length in enumerate(lengths.tolist()) if rule.num_inputs**length >= 1024]
-        seen[split] = {(int(lengths[n]), *batch.tokens_BT[n].tolist()) for n in kept}
-        assert len(seen[split]) > 100
-    assert not seen["train"] & seen["validation"]
-    part = own.sequences("train", 5, 17, 9, CPU)
-    assert torch.equal(part.tokens_BT, batches["train"].tokens_BT[17:26])
-    assert not torch.equal(own.sequences("train", 6, 17, 9, CPU).tokens_BT, part.tokens_BT)
-    other = task(name, min_length=6, max_length=10).test_sequences(5, 10, CPU)
-    full = batches["train"].weight_BT.sum(1) == 10
-    found = set(map(tuple, other.tokens_BT.tolist()))
-    assert not found & set(map(tuple, batches["train"].tokens_BT[full].tolist()))
 
 
 def test_lengths_are_uniform_and_absent_symbols_end_a_string():

@@ -37,6 +37,13 @@ def smoke_words(*names: str, **changed: Any) -> list[str]:
     return [f"{path}={json.dumps(value, separators=(',', ':'))}" for path, value in given.values()]
 
 
+def probe_task(name: str, **options: Any) -> Any:
+    """Return the first task of a probe at its smoke settings, over those of its yaml."""
+    content = yaml.safe_load((CONF / "eval" / f"{name}.yaml").read_text()) | smoke(name) | options
+    del content["_target_"]
+    return evaluation_class(name)(**content).tasks()[0]
+
+
 def probe_settings(outputs: Path, *overrides: str, attn: str = "softmax", name: str = "copy", **changed) -> RunSettings:
     return compose_once([*probe_words(outputs, [name], **changed), f"attn={attn}", *overrides])
 

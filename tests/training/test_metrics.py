@@ -92,13 +92,3 @@ def test_a_file_cut_anywhere_is_refused_by_the_count_and_a_new_one_goes_on(tmp_p
     assert "is gone" in caplog.text
     assert log.num_rows == 0
     log.close()
-
-
-def test_a_row_needs_a_step_and_plain_values(tmp_path):
-    log = MetricsLog(tmp_path / "m.jsonl", None)
-    with pytest.raises(ValueError, match="step"):
-        log.write({"loss": 1.0})
-    with pytest.raises(TypeError, match="loss: a metric is a number or text, not list"):
-        log.write({"step": 1, "loss": [1.0]})
-    log.close()
-    assert (tmp_path / "m.jsonl").read_text() == ""

@@ -51,8 +51,8 @@ def test_without_a_terminal_a_plain_line_at_every_tenth(clock, capsys):
     text = capsys.readouterr().err
     assert [int(share) for share in re.findall(r"(\d+)%", text)] == [50, 60, 70, 80, 90, 100]
     assert all(len(line) <= 80 and "loss 2 " in line for line in text.splitlines())
-    assert "2k tok/s 00:10 left" in text
-    assert text.endswith("100% 100/100 loss 2 2k tok/s\n")
+    assert "2.00k tok/s 00:10 left" in text
+    assert text.endswith("100% 100/100 loss 2 2.00k tok/s\n")
     assert not re.search(r"[\r\x1b]", text)
 
 

@@ -246,7 +246,7 @@ def test_recall_by_bytes_of_state_is_that_of_the_frontier():
 
 def test_steps_beside_other_workers_of_a_card_are_those_of_the_frontier_s_cells():
     text = " ".join(read("docs/clusters.md").split())
-    told = text[text.index("**On a GPU** further workers hardly pay") : text.index("Further workers pay there")]
+    told = text[text.index("**On a GPU** further workers") : text.index("There further workers")]
     took: dict[tuple[object, ...], list[float]] = {}
     for line in gzip.decompress((ROOT / "docs/results/frontier-h100/cells.jsonl.gz").read_bytes()).splitlines():
         entry = json.loads(line)

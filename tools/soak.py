@@ -122,7 +122,7 @@ def comparison(text: Path) -> Start:
         learning_rates=[4e-3],
         num_workers=1,
     )
-    Comparison(comparison_settings(plan, text.parent / "composed"), compose_once).recorded()
+    Comparison(comparison_settings(plan, text.parent / "composed"), compose_once).settle()
 
     def start(outputs: Path) -> None:
         workers.run_in_processes = in_this_process

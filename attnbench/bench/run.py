@@ -120,8 +120,9 @@ class BenchJob(Job):
     def write(self, writer: ResultsWriter, measurement: Measurement) -> ResultRow:
         """Implementation and backend are columns, as in every other row."""
         settings = dict(measurement.settings)
-        variant, backend = settings.pop("implementation", None), settings.pop("backend", None)
-        return writer.write(replace(measurement, settings=settings), variant, backend)
+        variant = settings.pop("implementation", DEVICE)
+        columns = {"variant": variant, "backend": settings.pop("backend", "" if variant == DEVICE else variant)}
+        return writer.write(replace(measurement, settings=settings), **columns)
 
 
 class CeilingsJob(BenchJob):

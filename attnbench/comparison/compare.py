@@ -106,8 +106,7 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     # A clock can be set, so the duration is not read off it.
     started, mark, former = datetime.now(UTC), time.monotonic(), former_record(comparison)
     begin_sitting()
-    recorded, known = comparison.recorded()
-    comparison.settle(recorded, known)
+    comparison.settle()
     searched, timed = (comparison.wanted(jobs) for jobs in (comparison.searched, comparison.timed))
     number = Counter(map(kind_of, [*searched, *timed, *comparison.to_score()]))
     listed = ", ".join(f"{count} {name}" for name, count in stages(number).items())
@@ -119,7 +118,7 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
     if settings.launcher == "local":
         log.info(f"{_at_a_time(settings)[0]} at a time, timed runs alone; their output: {folder}/output.log")
     progress = Progress(number, settings.plan.costs, tells_now=settings.launcher == "local")
-    answers: dict[Path, Answer] = {path: it for path, it in known.answers.items() if isinstance(it, list)}
+    answers: dict[Path, Answer] = {path: it for path, it in comparison.answers.items() if isinstance(it, list)}
     driver = Driver(
         answers=answers if not settings.rerun else {},
         rerun=settings.rerun,
@@ -130,7 +129,7 @@ def run_plan(comparison: Comparison, *, is_frozen: bool) -> list[Path]:
 
     def record() -> bool:
         """Write comparison.json, but keep the old one until something has been scored."""
-        comparison.settle(*comparison.recorded(driver.answers))
+        comparison.settle(driver.answers)
         if not is_over and not comparison.results_of(comparison.shown()):
             return False
         write_record(comparison, started, time.monotonic() - mark, former)

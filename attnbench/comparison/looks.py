@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 def look_again(comparison: Comparison, driver: Driver) -> bool:
     """Raise the number of seeds of the variants of undecided pairs; tell if any was raised."""
-    comparison.settle(*comparison.recorded(driver.answers))
+    comparison.settle(driver.answers)
     rows, _ = control_of(comparison.scored_rows(), comparison.control_seeds())
     verdicts = verdicts_of(
         figures(rows, comparison.shared_by_evaluation()),

@@ -147,16 +147,16 @@ class Comparison:
         driver.run(self.programs(found), execute)
         return True
 
-    def recorded(self, answers: dict[Path, Answer] | None = None) -> tuple[Found, Driver]:
-        """Advance the programs as far as finished runs allow, without running any; `answers` are of runs that were read
-        already."""
+    def settle(self, answers: dict[Path, Answer] | None = None) -> None:
+        """Advance the programs as far as finished runs allow, without running any; keep the answers, the choices, the
+        scored runs, and the runs that wait for a search.
+
+        Args:
+            answers: of runs that were read already.
+        """
         found, driver = Found(), Driver(answers=dict(answers or {}))
         if self.carry_out(driver, found):
             driver.run([ask_for(self.timed)])
-        return found, driver
-
-    def settle(self, found: Found, driver: Driver) -> None:
-        """Keep the choices, the scored runs, and the runs that wait for a search."""
         self.answers, self.controls = driver.answers, found.controls
         self.choices = [found.choices[score.name] for score in self.scores if score.name in found.choices]
         self.scored = self.in_order([job for score in self.scores for job in found.scored.get(score.name, [])])

@@ -52,19 +52,14 @@ class ResultsWriter:
         self._beside = name_beside(path)
         self._file = open(self._beside, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
 
-    def write(self, measurement: Measurement, variant: str | None = None, backend: str | None = None) -> ResultRow:
-        """Write one row, of `variant` if one file holds rows of several; `backend` is None if the variant's name says
-        it.
+    def write(self, measurement: Measurement, **columns: str) -> ResultRow:
+        """Write one row; `columns` are those of its identity that differ from the file's.
 
         Raises:
             ValueError, TypeError: the settings hold values that JSON does not have.
         """
-        identity = self.identity
-        if self.settings:
-            measurement = replace(measurement, settings={**self.settings, **measurement.settings})
-        if variant is not None:
-            identity = replace(identity, variant=variant, backend=variant if backend is None else backend)
-        row = ResultRow(identity=identity, measurement=measurement)
+        measurement = replace(measurement, settings={**self.settings, **measurement.settings})
+        row = ResultRow(identity=replace(self.identity, **columns), measurement=measurement)
         line = to_line(row.to_dict())
         self._file.write(line)
         self._digest.update(line.encode())

@@ -117,7 +117,7 @@ def test_a_dry_run_counts_controls_and_what_may_follow(text, tmp_path, caplog):
     assert "to do  copy linear, lr 0.01, search 2" in caplog.text
     assert not results(tmp_path)
     comparison = Comparison(settings(tmp_path, plan)[0], compose_once)
-    comparison.settle(*comparison.recorded())
+    comparison.settle()
     assert [job.label for job in comparison.searched] == [
         "copy linear, lr 0.01, search",
         "copy linear, lr 0.01, search 2",

@@ -121,7 +121,7 @@ def test_language_models_are_trained_on_each_corpus_and_probes_once(compared):
 def test_what_is_to_be_scored_is_counted_as_what_is_scored(compared, my_conf):
     given = settings(compared[0].parent, evaluations=("copy", "perplexity"), reference=None)
     comparison = Comparison(given, lambda words: compose_once(words, config_dir=my_conf))
-    comparison.settle(*comparison.recorded())
+    comparison.settle()
     assert Counter(map(kind_of, comparison.to_score())) == Counter(map(kind_of, comparison.scored))
 
 

@@ -10,7 +10,7 @@ from small import PROFILED, TRAIN, batch_of, fresh_state
 from torch.autograd import DeviceType
 
 from attnbench.bench.profiling.parts import IDLE, PARTS, labelled, labelled_nats, part_rows
-from attnbench.bench.profiling.recording import Line, Recording, operator_rows, record
+from attnbench.bench.profiling.recording import Recording, record
 from attnbench.settings.errors import UserError
 from attnbench.training.step import train_step
 
@@ -124,11 +124,3 @@ def test_an_operator_s_memory_is_also_that_which_its_own_operators_allocate():
     recording = record(lambda: held.append(doubled(x)), CPU, num_calls=3, detailed=True)
     own = next(line for line in recording.lines() if line.name == "attnbench_tests::doubled")
     assert own.memory_mib == pytest.approx(3 * 2 * x.nbytes / 2**20)
-
-
-def test_what_is_not_in_the_table_is_added_up():
-    lines = [Line(name=name, calls=2, milliseconds=time) for name, time in (("a", 5.0), ("b", 3.0), ("c", 1.0))]
-    rows = [row for row in operator_rows(lines, {}, 1) if row.metric != "operator_share"]
-    assert [(row.settings["operator"], row.value) for row in rows] == [("a", 5.0), ("a", 2), ("2 others", 4.0),
-                                                                       ("2 others", 4)]  # fmt: skip
-    assert "others" not in str([row.settings for row in operator_rows(lines, {}, 3)])

@@ -536,13 +536,6 @@ def test_how_long_it_took_is_of_all_sittings(text, tmp_path, ran):
     assert record(path.parent)["seconds"] < 1000
 
 
-def test_one_that_was_made_ahead_counts_from_when_it_runs(text, tmp_path, ran, monkeypatch):
-    comparison = Comparison(settings(text, tmp_path, evaluations=["throughput"]), compose_once)
-    monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: 1e9))
-    compare.run_plan(comparison, is_frozen=False)
-    assert record(comparison.folder)["seconds"] == 0
-
-
 @pytest.mark.parametrize(
     ("device", "number", "threads"), [("cpu", 1, 8), ("cpu", 5, 2), ("cuda", 1, 2), ("cuda", 5, 2)]
 )

@@ -25,7 +25,7 @@ from attnbench.results.rows import Measurement, ResultRow
 from attnbench.settings.errors import UserError
 from attnbench.training.checkpoint import load_last, save_step
 from attnbench.training.hooks import Sitting
-from attnbench.training.log import MetricsLog, read_metrics
+from attnbench.training.log import read_metrics
 from attnbench.training.prepare import prepare
 
 PERPLEXITY = ["eval=perplexity", *smoke_words("perplexity", perplexity_characters=100)]
@@ -248,22 +248,6 @@ def test_no_bit_of_a_complete_results_file_changes_a_row_unseen(tmp_path):
     for length in chance.sample(range(len(content) - 1), 60):
         path.write_bytes(content[:length])
         assert read_or_refused(path) is None
-
-
-def test_a_torn_line_amid_metrics_is_refused_and_the_rows_after_it_stay(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, None)
-    for step in (1, 2, 3):
-        log.write({"step": step, "loss": 1.5})
-    log.close()
-    whole = path.read_bytes()
-    second = whole.index(b"\n") + 1
-    for cut in range(second, whole.index(b"\n", second) - 1):
-        damaged = whole[: cut + 1] + whole[whole.index(b"\n", second) :]
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
-            MetricsLog(path, 3)
-        assert path.read_bytes() == damaged
 
 
 def test_files_that_were_cut_off_in_place_are_found_and_removed(tmp_path, capsys):

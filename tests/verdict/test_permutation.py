@@ -32,32 +32,10 @@ def test_it_is_scipys_exact_test():
         assert permutation_p_value(first, second) == pytest.approx(expected.pvalue)
 
 
-def test_the_smallest_p_values_of_a_few_seeds():
-    assert permutation_p_value([1, 1, 1], [0, 0, 0]) == pytest.approx(1 / 20)
-    assert permutation_p_value([1, 2, 3, 4, 5], [0] * 5) == pytest.approx(1 / 252)
-    assert permutation_p_value([0] * 5, [1, 2, 3, 4, 5]) == 1.0
-    assert permutation_p_value([1.0], [0.0]) == 0.5
-
-
 def test_equal_sums_apart_from_rounding_count():
     # 0.1 + 0.2 is not 0.3 in floating point: of six splits two have the observed sum, and one a larger one.
     assert permutation_p_value([0.1, 0.2], [0.3, 0.0]) == permutation_p_value([0.3, 0.0], [0.1, 0.2]) == 4 / 6
     assert permutation_p_value([0.7] * 3, [0.7] * 4) == 1.0
-
-
-def test_many_seeds_are_sampled_and_repeat():
-    rng = np.random.default_rng(2)
-    first, second = rng.normal(0.5, 1, 12), rng.normal(0, 1, 12)
-    p_value = permutation_p_value(first, second)
-    assert p_value == permutation_p_value(first, second)
-    assert p_value == pytest.approx(stats.ttest_ind(first, second, alternative="greater").pvalue, abs=0.02)
-    assert permutation_p_value(range(100, 112), range(12)) == pytest.approx(1e-5)
-
-
-def test_the_error_is_at_most_the_level():
-    rng, num = np.random.default_rng(3), 2000
-    rejected = sum(permutation_p_value(*rng.normal(size=(2, 5))) <= 0.05 for _ in range(num))
-    assert rejected / num <= 0.05 + 3 * (0.05 * 0.95 / num) ** 0.5
 
 
 def test_welchs_test_is_scipys_and_both_tests_must_reject():

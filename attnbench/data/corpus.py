@@ -92,10 +92,6 @@ class Corpus:
     def num_unknown(self) -> dict[str, int]:
         return {split: sizes.num_unknown for split, sizes in self.splits.items()}
 
-    def encode(self, text: str) -> Tensor:
-        """Return (N,) int64 on the CPU."""
-        return torch.from_numpy(self.tokenizer.encode(text).astype(np.int64))
-
     def decode(self, tokens_T: Tensor) -> str:
         """Return the text of tokens; padding symbols are UNKNOWN."""
         return self.tokenizer.decode(tokens_T.tolist())

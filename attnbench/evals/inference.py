@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.data.batches import Batches
 from attnbench.evals.base import Subject, SystemEvaluation
-from attnbench.evals.lib.rows import STATE, lacks_state, speed_row, state_rows, without_numbers
+from attnbench.evals.lib.rows import STATE, lacks_state, speed_row, state_rows, without_number
 from attnbench.evals.lib.step_cost import Timed, lacks_text, settle
 from attnbench.machine.cuda_graph import CapturedCall
 from attnbench.machine.memory import available_mib, memory_capped
@@ -38,11 +38,7 @@ class Inference(Timed, SystemEvaluation):
     batch_sizes: list[int] = option([1, 128], "sequences at a time, each at every length", minimum=1)
     repeats, max_seconds = 50, 10
 
-    plots = (
-        (PREFILL, "sequence_length"),
-        (DECODE, "cache_length"),
-        (STATE, "cache_length"),
-    )
+    plots = ((PREFILL, "sequence_length"), (DECODE, "cache_length"), (STATE, "cache_length"))
     headline = (
         Headline(
             "decode_tokens_per_second",
@@ -71,7 +67,7 @@ class Inference(Timed, SystemEvaluation):
         ):
             settings = {axis: length, "batch_size": batch_size}
             if reason is not None:
-                yield from without_numbers({metric: "token/s"}, settings, "unsupported", reason)
+                yield without_number(metric, "token/s", settings, "unsupported", reason)
                 continue
             text = Batches(subject.corpus.tokens["train"], length, batch_size, subject.seed, subject.device)
             tokens_BT, dtype = text.train_batch(0)[0], dtype_of(subject.precision)
@@ -79,7 +75,7 @@ class Inference(Timed, SystemEvaluation):
             with memory_capped(cap_mib), generating(subject.device, subject.precision):
                 times = attempt(partial(measure, model, tokens_BT, dtype, self))
             if isinstance(times, OutOfMemory):
-                yield from without_numbers({metric: "token/s"}, settings, "out_of_memory", times.reason)
+                yield without_number(metric, "token/s", settings, "out_of_memory", times.reason)
             else:
                 yield speed_row(metric, num_tokens, times, settings)
 

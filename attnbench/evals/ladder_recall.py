@@ -6,7 +6,7 @@ import torch
 from attnbench.evals.lib.ladder import LadderProbe
 from attnbench.evals.lib.recall_sizes import MAX_LENGTH
 from attnbench.evals.lib.recall_strings import recall_strings
-from attnbench.evals.lib.rows import lacks_state, without_numbers
+from attnbench.evals.lib.rows import lacks_state, without_number
 from attnbench.machine.precision import dtype_of, resolve_precision
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
@@ -84,7 +84,7 @@ class LadderRecall(LadderProbe):
             dtype = dtype_of(resolve_precision(self.precision, model.embedding.weight.device.type))
             num_bytes = sum(state_bytes(state) for state in model.init_state(1, self.length, dtype))
         if not num_bytes:
-            yield from without_numbers({per_kib: ""}, settings, "unsupported", reason or "it keeps no state")
+            yield without_number(per_kib, "", settings, "unsupported", reason or "it keeps no state")
             return
         yield Measurement(metric=per_kib, value=num_pairs / (num_bytes / 1024), unit="", settings=settings)
 

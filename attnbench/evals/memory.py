@@ -7,7 +7,7 @@ from typing import Any
 
 from attnbench.evals.base import Subject, SystemEvaluation
 from attnbench.evals.lib.passes import METRICS, Weigh, resident_weigher, weigh_on_device
-from attnbench.evals.lib.rows import doublings, peak_row, state_rows, without_numbers
+from attnbench.evals.lib.rows import doublings, peak_row, state_rows, without_number
 from attnbench.machine.timing import UNKNOWN_PEAK, CappedChild, OutOfMemory
 from attnbench.results.rows import Measurement
 from attnbench.results.tables import Headline
@@ -74,7 +74,7 @@ class Memory(SystemEvaluation):
                     status, reason = "out_of_memory", peak_mib.reason
                 elif not status:
                     status, reason = "unsupported", UNKNOWN_PEAK
-                yield from without_numbers({metric: "MiB"}, settings, status, reason)
+                yield without_number(metric, "MiB", settings, status, reason)
                 if status == "out_of_memory":
                     # Longer ones are not tried.
                     reason = f"did not fit at {lengths[len(peaks)]}"
@@ -86,8 +86,7 @@ def growth(peaks: dict[int, float], settings: dict[str, Any]) -> Measurement:
     points = points[-max(3, math.ceil(len(points) / 2)) :]
     if len(points) < 3:
         reason = f"{len(points)} lengths fit, and a slope with its error needs 3"
-        [row] = without_numbers({"growth_exponent": ""}, settings, "unsupported", reason)
-        return row
+        return without_number("growth_exponent", "", settings, "unsupported", reason)
     from scipy.stats import linregress
 
     lengths, peaks_mib = zip(*points, strict=True)

@@ -8,8 +8,14 @@ from torch import Tensor
 from attnbench.data.batches import evaluation_batches, evaluation_shape
 from attnbench.evals.base import CheckpointEvaluation, Subject
 from attnbench.evals.lib.slices import slice_rows
-from attnbench.evals.lib.token_scores import FULL_CONTEXT, Place, rows_without_numbers, score_rows
-from attnbench.evals.lib.windows import context_starts, full_context
+from attnbench.evals.lib.token_scores import (
+    FULL_CONTEXT,
+    Place,
+    context_starts,
+    full_context,
+    rows_without_numbers,
+    score_rows,
+)
 from attnbench.machine.timing import OutOfMemory, attempt
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.loss import character_nats

@@ -12,7 +12,7 @@ import torch
 from attnbench.evals.lib.recall_cells import LABEL, CellProbe
 from attnbench.evals.lib.recall_sizes import FILLERS, PRESETS
 from attnbench.evals.lib.recall_strings import mixed_strings, recall_strings
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import without_number
 from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.mixers.base import state_bytes
 from attnbench.model.language_model import LanguageModel
@@ -93,7 +93,7 @@ class Recall(CellProbe):
                 yield Measurement(metric=metric, value=num_bytes, unit="B", settings=settings)
             else:
                 reason = "no layer has a state of fixed size"
-                yield from without_numbers({metric: "B"}, settings, "unsupported", reason)
+                yield without_number(metric, "B", settings, "unsupported", reason)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         chance = {"split": "test", "chance": 1 / (self.vocabulary_size - self.vocabulary_size // 2)}

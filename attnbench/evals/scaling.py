@@ -1,6 +1,7 @@
 """Time, memory and, where trained, loss of a mixer over model sizes."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from attnbench.evals.base import Subject, SystemEvaluation
@@ -90,12 +91,13 @@ class Scaling(Timed, SystemEvaluation):
                 batch_size=self.batch_size,
                 learning_rates=self.learning_rates,
                 warmup_steps=self.warmup_steps,
+                num_search_seeds=self.num_search_seeds,
+                num_seeds=self.num_seeds,
             )
-            size = attempt(lambda training=training: training.losses(self.num_search_seeds, self.num_seeds))
-            if isinstance(size, OutOfMemory):
-                yield from without_numbers(LOSS, settings, "out_of_memory", size.reason)
-                continue
-            yield from size.rows(settings)
+            rows = attempt(partial(training.rows, settings))
+            if isinstance(rows, OutOfMemory):
+                rows = without_numbers(LOSS, settings, "out_of_memory", rows.reason)
+            yield from rows
 
     def _refusal(self, subject: Subject, model: ModelSettings) -> str | None:
         try:

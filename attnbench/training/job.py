@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnbench.data.batches import Batches, evaluation_batches, evaluation_shape
 from attnbench.data.corpus import Corpus, load_corpus
@@ -33,13 +32,7 @@ from attnbench.settings.combinations import LENGTHS
 from attnbench.settings.errors import UserError, one_line
 from attnbench.settings.hybrid import backends_of, classes_of
 from attnbench.settings.registry import class_named
-from attnbench.settings.schema import (
-    SELECTION_SEED,
-    EvaluationSettings,
-    MixerSettings,
-    ModelSettings,
-    RunSettings,
-)
+from attnbench.settings.schema import SELECTION_SEED, EvaluationSettings, MixerSettings, ModelSettings, RunSettings
 from attnbench.training import checkpoint
 from attnbench.training.checkpoint import TrainState, best_folder
 from attnbench.training.hooks import DivergedError, Stopwatch
@@ -83,6 +76,7 @@ class Run(TrainedJob):
 
     def __post_init__(self) -> None:
         settings, on_gpu = self.settings, self.device.type == "cuda"
+        self.mixer, self.seed, self.seq_len = settings.mixer.name, settings.seed, settings.seq_len
         self.label = self.task_label = f"training {self.mixer}"
         self.name, self.experiment, self.train = self.mixer, settings.experiment, settings.train
         self.checkpoint_interval, self.estimated = self.validation_interval, not on_gpu
@@ -136,21 +130,9 @@ class Run(TrainedJob):
         return epoch_steps(self.corpus, self.settings)
 
     @property
-    def mixer(self) -> str:
-        return self.settings.mixer.name
-
-    @property
     def rerun(self) -> bool:
         """Rows without a final checkpoint: the training failed."""
         return self.settings.rerun or not checkpoint.is_final(self.checkpoints)
-
-    @property
-    def seed(self) -> int:
-        return self.settings.seed
-
-    @property
-    def seq_len(self) -> int:
-        return self.settings.seq_len
 
     def builder(self, model: ModelSettings | None = None, seed: int | None = None) -> Callable[[], LanguageModel]:
         """Return a picklable builder of the matched model with initial weights; raise UserError for another size that
@@ -358,7 +340,7 @@ def batches_of(run: Run, group: Group | None = None) -> Callable[[int], Batch]:
 
 def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, Any]]:
     """Measure the validation split on one device, with the rows of its training."""
-    tokens_N, part = _validation_tokens(run)
+    tokens_N, part = run.corpus.first_characters("validation", run.train.validation_characters)
     lengths = run.corpus.lengths("validation", run.corpus.count(tokens_N[1:]))
     tokens_N = tokens_N.to(run.device)
     shape = run.seq_len, run.train.batch_size // num_devices
@@ -372,10 +354,6 @@ def _validation(run: Run, num_devices: int) -> Callable[[TrainState], dict[str, 
         return {**scores, "bits_per_byte": lengths.bits_per_byte(nats), **part}
 
     return measure
-
-
-def _validation_tokens(run: Run) -> tuple[Tensor, dict[str, int]]:
-    return run.corpus.first_characters("validation", run.train.validation_characters)
 
 
 def _failed(status: str, reason: str) -> Measurement:
@@ -400,7 +378,8 @@ def _measurements(run: Run, counters: Mapping[str, Any], stopwatch: Stopwatch | 
             yield Measurement(metric="peak_memory_mib", value=peak, unit="MiB")
     yield from budget(run.matched)
     if counters["best_nats"] is not None:
-        axes = {"split": "validation", "checkpoint": "best", **_validation_tokens(run)[1]}
+        _, part = run.corpus.first_characters("validation", run.train.validation_characters)
+        axes = {"split": "validation", "checkpoint": "best", **part}
         yield Measurement(metric="nats_per_character", value=counters["best_nats"], unit="nat", settings=axes)
 
 

@@ -16,13 +16,9 @@ from attnbench.results.identity import config_hash
 from attnbench.settings.combinations import LENGTHS
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import with_backends
-from attnbench.settings.schema import (
-    MAX_STEPS,
-    MixerSettings,
-    RunSettings,
-)
+from attnbench.settings.schema import MAX_STEPS, MixerSettings, RunSettings
 from attnbench.settings.untrusted import MAX_YAML_BYTES, parse_yaml, read_bounded
-from attnbench.training.checkpoint import is_final
+from attnbench.training.checkpoint import checkpoint_of
 from attnbench.training.job import Run, code_of_training, corpus_label, epoch_steps, matched_model
 
 TYPES_OF_RESOLVED = dict.fromkeys(("backend", "precision", "device", "corpus", "config_hash"), str) | {"compile": bool}
@@ -81,8 +77,7 @@ def reopen(folder: Path, settings: RunSettings) -> Run:
     Raises:
         UserError: there is no finished training, or settings, corpus or code are not those of the training.
     """
-    if not is_final(folder / "checkpoint"):
-        raise UserError(f"run={folder}: has no finished training; the attnbench train command that made it resumes it")
+    checkpoint_of(folder, "final")
     resolved = _resolved_of(folder)
     hashed, corpus = resolved["config_hash"], resolved["corpus"]
     prepared = prepare(settings)

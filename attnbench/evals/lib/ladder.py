@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnbench.evals.base import SizedProbe
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import without_number
 from attnbench.evals.lib.scoring import accuracy, correct_labels
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.metrics import Primary
@@ -80,7 +80,7 @@ class LadderProbe(SizedProbe, ABC):
             yield Measurement(metric=largest, value=max(held), unit="", settings=held_settings)
         else:
             reason = f"the scaled accuracy is below {HELD} at every level"
-            yield from without_numbers({largest: ""}, held_settings, "not_reached", reason)
+            yield without_number(largest, "", held_settings, "not_reached", reason)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         shared = {**self.settings, "split": "test"}

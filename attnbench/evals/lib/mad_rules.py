@@ -130,25 +130,6 @@ class Compression(MadRule):
         )
 
 
-class Memorisation(MadRule):
-    """Keys 0 ... 127, each with a blank behind it for its value, 128 ... 255, which is never shown: a function of the
-    training's seed, the same in all splits."""
-
-    num_keys = num_answers = 128
-
-    def vocabulary_size(self, length: int) -> int:
-        return 2 * self.num_keys + 1
-
-    def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
-        # L is half the length.
-        column_L = torch.arange(length // 2, device=hash_B.device)
-        key_BL = integers_below(hashed(hash_B[:, None], KEYS, column_L), self.num_keys)
-        value_BL = self.num_keys + integers_below(hashed(0, seed, VALUES, key_BL), self.num_keys)
-        tokens_BT = torch.stack([key_BL, torch.full_like(key_BL, 2 * self.num_keys)], dim=2).flatten(1)
-        weight_BL = torch.ones(key_BL.shape, device=hash_B.device)
-        return Batch(tokens_BT, value_BL, weight_BL, (2 * column_L + 1).expand_as(key_BL))
-
-
 class Memorise(MadRule):
     """MAD's own memorisation: keys 0 ... n - 1 with n = (vocabulary - 1) // 2, a different value for each behind them,
     and the last symbol, which asks for the value. The values are a function of the training's seed, the same in all
@@ -160,15 +141,30 @@ class Memorise(MadRule):
     def vocabulary_size(self, length: int) -> int:
         return self.num_symbols
 
+    def values(self, seed: int, key_BL: Tensor) -> Tensor:
+        """Return the value of each key, from 0."""
+        is_value_1V = torch.ones(1, self.num_symbols - 1 - self.num_answers, dtype=torch.bool, device=key_BL.device)
+        zero_1 = torch.zeros(1, dtype=torch.long, device=key_BL.device)
+        return shuffled(hashed(0, seed, VALUES, zero_1), is_value_1V)[0][key_BL]
+
     def batch(self, hash_B: Tensor, seed: int, length: int) -> Batch:
         # L is half the length.
         column_L = torch.arange(length // 2, device=hash_B.device)
         key_BL = integers_below(hashed(hash_B[:, None], KEYS, column_L), self.num_answers)
-        is_value_1V = torch.ones(1, self.num_symbols - 1 - self.num_answers, dtype=torch.bool, device=hash_B.device)
-        value_V = self.num_answers + shuffled(hashed(0, seed, VALUES, column_L[:1]), is_value_1V)[0]
+        value_BL = self.num_answers + self.values(seed, key_BL)
         tokens_BT = torch.stack([key_BL, torch.full_like(key_BL, self.num_symbols - 1)], dim=2).flatten(1)
         weight_BL = torch.ones(key_BL.shape, device=hash_B.device)
-        return Batch(tokens_BT, value_V[key_BL], weight_BL, (2 * column_L + 1).expand_as(key_BL))
+        return Batch(tokens_BT, value_BL, weight_BL, (2 * column_L + 1).expand_as(key_BL))
+
+
+class Memorisation(Memorise):
+    """The same with 128 keys, whose values are drawn one by one: two keys may share one."""
+
+    def __init__(self) -> None:
+        super().__init__(num_symbols=257)
+
+    def values(self, seed: int, key_BL: Tensor) -> Tensor:
+        return integers_below(hashed(0, seed, VALUES, key_BL), self.num_answers)
 
 
 def _seen_before(item_BU: Tensor, is_there_BU: Tensor, num_items: int) -> Tensor:

@@ -21,9 +21,13 @@ def doublings(first: int, last: int) -> list[int]:
     return lengths
 
 
+def without_number(metric: str, unit: str, settings: dict[str, Any], status: str, reason: str) -> Measurement:
+    return Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
+
+
 def without_numbers(units: dict[str, str], settings: dict[str, Any], status: str, reason: str) -> Iterator[Measurement]:
     for metric, unit in units.items():
-        yield Measurement(metric=metric, value=None, unit=unit, settings=settings, status=status, reason=reason)
+        yield without_number(metric, unit, settings, status, reason)
 
 
 def lacks_state(model: LanguageModel) -> str | None:
@@ -39,7 +43,7 @@ def state_rows(subject: Subject, lengths: Iterable[int], axis: str) -> Iterator[
     for length in lengths:
         settings = {axis: length, "batch_size": 1}
         if reason is not None:
-            yield from without_numbers({STATE: "B"}, settings, "unsupported", reason)
+            yield without_number(STATE, "B", settings, "unsupported", reason)
             continue
         num_bytes = sum(state_bytes(state) for state in model.init_state(1, length, dtype))
         yield Measurement(metric=STATE, value=num_bytes, unit="B", settings=settings)
@@ -94,7 +98,7 @@ def peak_row(metric: str, peak_mib: float | None, settings: dict[str, Any]) -> M
 def first_metric_without_number(evaluation: Evaluation, name: str, reason: str) -> Iterator[Measurement]:
     """Yield one row in place of all that did not fit into memory."""
     metric = evaluation.plots[0][0] if evaluation.plots else name
-    yield Measurement(metric=metric, value=None, unit="", status="out_of_memory", reason=reason)
+    yield without_number(metric, "", {}, "out_of_memory", reason)
 
 
 def _key(row: Measurement) -> str:

@@ -1,7 +1,6 @@
 """Losses of model sizes: a searched rate, and a training for each seed."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
@@ -35,37 +34,6 @@ class Trained:
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
-class Size:
-    scored: list[Trained]
-    """One a seed."""
-    learning_rate: float
-    rate_at_edge: bool
-
-    @property
-    def parameters(self) -> int:
-        return self.scored[0].parameters
-
-    def rows(self, settings: dict[str, Any]) -> Iterator[Measurement]:
-        name, unit = "non_embedding_parameters", LOSS["non_embedding_parameters"]
-        yield Measurement(metric=name, value=self.parameters, unit=unit, settings=settings)
-        settings = {**settings, "learning_rate": self.learning_rate, "rate_at_edge": self.rate_at_edge}
-        row = partial(Measurement, metric="nats_per_character", unit="nat", settings=settings)
-        for trained in self.scored:
-            if trained.is_diverged:
-                skipped = f"{trained.num_skipped} updates with gradients that were not finite"
-                reason = f"{trained.nats:.4g} nats a character, {skipped}"
-                yield row(value=None, status="diverged", reason=reason)
-                return
-        nats = [trained.nats for trained in self.scored]
-        low, high = None, None
-        if len(nats) > 1:
-            from scipy.stats import sem, t
-
-            low, high = (float(end) for end in t.interval(0.95, len(nats) - 1, loc=mean(nats), scale=sem(nats)))
-        yield row(value=mean(nats), low=low, high=high, num_samples=self.scored[0].num_labels)
-
-
-@dataclass(slots=True, kw_only=True, frozen=True)
 class SizeTraining:
     subject: Subject
     size: ModelSettings
@@ -74,20 +42,26 @@ class SizeTraining:
     batch_size: int
     learning_rates: list[float]
     warmup_steps: int
+    num_search_seeds: int
+    num_seeds: int
 
-    def losses(self, num_search_seeds: int, num_seeds: int) -> "Size":
+    def rows(self, settings: dict[str, Any]) -> list[Measurement]:
+        """Search the rate, train with each seed, and return the size's parameters and its loss."""
         searched: dict[float, float] = {}
         for rate in self.learning_rates if len(self.learning_rates) > 1 else ():
-            seeds = range(SELECTION_SEED, SELECTION_SEED + num_search_seeds)
+            seeds = range(SELECTION_SEED, SELECTION_SEED + self.num_search_seeds)
             trained = [self.train(rate, seed, "validation") for seed in seeds]
             searched[rate] = math.inf if any(one.is_diverged for one in trained) else mean(one.nats for one in trained)
         # The first, smaller one of equals.
         rate = min(searched, key=searched.__getitem__, default=self.learning_rates[0])
-        scored = [self.train(rate, seed, "test") for seed in range(self.subject.seed, self.subject.seed + num_seeds)]
         is_edge = len(searched) > 2 and rate in (self.learning_rates[0], self.learning_rates[-1])
-        return Size(scored=scored, learning_rate=rate, rate_at_edge=is_edge)
+        first = self.subject.seed
+        scored = [self.train(rate, seed, "test") for seed in range(first, first + self.num_seeds)]
+        name, unit = "non_embedding_parameters", LOSS["non_embedding_parameters"]
+        parameters = Measurement(metric=name, value=scored[0].parameters, unit=unit, settings=settings)
+        return [parameters, _loss(scored, {**settings, "learning_rate": rate, "rate_at_edge": is_edge})]
 
-    def train(self, rate: float, seed: int, split: str) -> "Trained":
+    def train(self, rate: float, seed: int, split: str) -> Trained:
         subject, length = self.subject, self.subject.seq_len
         start_afresh(subject.device)
         corpus, tokens = subject.corpus, subject.corpus.tokens
@@ -114,3 +88,17 @@ class SizeTraining:
             num_labels=round(float(count_T.sum())),
             num_skipped=num_steps - state.num_updates(),
         )
+
+
+def _loss(scored: list[Trained], settings: dict[str, Any]) -> Measurement:
+    row = partial(Measurement, metric="nats_per_character", unit="nat", settings=settings)
+    for trained in scored:
+        if trained.is_diverged:
+            skipped = f"{trained.num_skipped} updates with gradients that were not finite"
+            return row(value=None, status="diverged", reason=f"{trained.nats:.4g} nats a character, {skipped}")
+    nats, low, high = [trained.nats for trained in scored], None, None
+    if len(nats) > 1:
+        from scipy.stats import sem, t
+
+        low, high = (float(end) for end in t.interval(0.95, len(nats) - 1, loc=mean(nats), scale=sem(nats)))
+    return row(value=mean(nats), low=low, high=high, num_samples=scored[0].num_labels)

@@ -48,18 +48,18 @@ class StringProbe(SizedProbe, ABC):
         """Make the strings of these indices and lengths, with room for `longest`."""
 
     def sequences(self, split: str, seed: int, start: int, count: int, device: torch.device) -> Batch:
-        def make(index_B: Tensor) -> Batch:
-            length_B = lengths_between(split, seed, index_B, self.min_length, self.max_length, purpose=LENGTH)
-            return self.batch(split, seed, index_B, length_B, self.max_length)
-
-        return in_pieces(make, start, count, device)
+        return self._strings(split, seed, start, count, device, self.min_length, self.max_length)
 
     def test_sequences(self, seed: int, lengths: int | list[int], device: torch.device) -> Batch:
         """Make the test strings of one length, or of the range `lengths` in turn."""
         shortest, longest = (lengths, lengths) if isinstance(lengths, int) else lengths
+        return self._strings("test", seed, 0, self.num_test, device, shortest, longest)
 
+    def _strings(
+        self, split: str, seed: int, start: int, count: int, device: torch.device, shortest: int, longest: int
+    ) -> Batch:
         def make(index_B: Tensor) -> Batch:
-            length_B = lengths_between("test", seed, index_B, shortest, longest, purpose=LENGTH)
-            return self.batch("test", seed, index_B, length_B, longest)
+            length_B = lengths_between(split, seed, index_B, shortest, longest, purpose=LENGTH)
+            return self.batch(split, seed, index_B, length_B, longest)
 
-        return in_pieces(make, 0, self.num_test, device)
+        return in_pieces(make, start, count, device)

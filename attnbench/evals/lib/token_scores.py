@@ -1,7 +1,7 @@
 """Scores of a text's tokens in four units, with intervals and chance levels."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.data.corpus import Corpus, Lengths
-from attnbench.evals.lib.rows import without_numbers
+from attnbench.evals.lib.rows import without_number
 from attnbench.model.loss import perplexity
 from attnbench.results.rows import Measurement
 
@@ -43,6 +43,25 @@ class Place:
         if self.unigram is None:
             return self.axes
         return {**self.axes, "chance": round(_in(metric, self.unigram, self.lengths), 6)}
+
+
+def full_context(all_N: Tensor, nats: Callable[[int], Tensor], length: int) -> Tensor:
+    """Return the nats of every token from half a window on, each in the last half of its window: in turn from `all_N`,
+    the nats of consecutive windows, and from windows half a window later, by `nats` of the text from an index on."""
+    half, shift = length // 2, length - length // 2
+    index_N = torch.arange(len(all_N))[half:]
+    full_N, is_shifted_N = all_N[half:].clone(), index_N % length < half
+    if is_shifted_N.any():
+        full_N[is_shifted_N] = nats(shift)[index_N[is_shifted_N] - shift]
+    return full_N
+
+
+def context_starts(number: int, length: int) -> Tensor:
+    """Return where the window of each token of `full_context` begins."""
+    half, shift = length // 2, length - length // 2
+    index_N = torch.arange(number)[half:]
+    shift_N = torch.where(index_N % length < half, shift, 0)
+    return (index_N - shift_N) // length * length + shift_N
 
 
 def unigram_nats(train_count_V: Tensor, count_V: Tensor) -> float | None:
@@ -87,7 +106,7 @@ def author_interval(nats_N: Tensor, authors_N: Tensor) -> tuple[float, float] | 
 
 def rows_without_numbers(places: Iterable[Place], status: str, reason: str) -> Iterator[Measurement]:
     for place, (metric, unit) in product(places, UNITS.items()):
-        yield from without_numbers({metric: unit}, place.settings(metric), status, reason)
+        yield without_number(metric, unit, place.settings(metric), status, reason)
 
 
 def score_rows(places: Iterable[Place], all_N: Tensor, full_N: Tensor) -> Iterator[Measurement]:

@@ -72,7 +72,7 @@ def test_files_named_for_splits_keep_them_and_others_are_joined(tmp_path):
     assert corpus.vocabulary == ("a", "b", "c", "d", UNKNOWN)
     assert corpus.num_unknown == {"train": 0, "validation": 9, "test": 36}
     assert corpus.decode(corpus.tokens["validation"][:4]) == f"ab{UNKNOWN}d"
-    assert corpus.encode("dz\udcff").tolist() == [3, 4, 4]
+    assert corpus.tokenizer.encode("dz\udcff").tolist() == [3, 4, 4]
 
     for name, other in (("train", "latest"), ("validation", "The Greatest"), ("test", "a contest")):
         (tmp_path / f"{name}.txt").rename(tmp_path / f"{other}.txt")

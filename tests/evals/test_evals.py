@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from probe_settings import EVALUATIONS, evaluation_class, smoke, smoke_words
+from runs import SMALL
 from small import compose_once
 
 from attnbench.comparison.search import scores_of_probe
@@ -25,11 +26,6 @@ from attnbench.training.prepare import prepare
 from attnbench.verdict.axes import axes
 from attnbench.verdict.seeds import figures
 
-SMALL = [
-    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
-    *("train.num_epochs=null", "train.num_steps=4", "train.batch_size=4", "device=cpu", "logger=none", "data=text"),
-]
-
 FULL = {"split": "test", "checkpoint": "final", "context": "full", "sequence_length": 32}
 """Settings of the score that slices are parts of."""
 
@@ -39,7 +35,7 @@ COUNTED = ("parameters", "state_bytes", "accuracy", "symbol_accuracy", "string_a
 
 def settings(name: str, text: Path, outputs: Path, *overrides: str, **changed: Any) -> RunSettings:
     own = [f"eval=[{name}]", f"data.path={text}", f"outputs_dir={outputs}", *smoke_words(name, **changed)]
-    return compose_once([*SMALL, *own, *overrides])
+    return compose_once([*SMALL, "data=text", *own, *overrides])
 
 
 def cells_of(own: RunSettings) -> list[Job]:
@@ -131,12 +127,6 @@ def test_perplexity_without_a_test_split_is_rows_that_say_so(text, tmp_path):
     assert {(own.settings["checkpoint"], own.settings["sequence_length"]) for own in of["test"]} == {
         *(("best", 32), ("final", 32), ("final", 64)),
     }
-
-
-def test_the_battery_is_the_six_that_are_not_asked_for_by_name(text, tmp_path):
-    own = compose_once([*SMALL, "eval=battery", f"data.path={text}", f"outputs_dir={tmp_path}"])
-    names = [evaluation.name for evaluation in own.evaluations]
-    assert sorted(names) == ["copy", "memory", "perplexity", "recall", "scaling", "throughput"]
 
 
 def test_slices_of_perplexity_are_of_the_final_model_alone_and_change_no_other_row(at_smoke, text, tmp_path):

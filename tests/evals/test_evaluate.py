@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from probe_settings import smoke_words
-from runs import write_text
+from runs import SMALL, write_text
 
 from attnbench.cli.compose import compose
 from attnbench.cli.launch import launch
@@ -23,18 +23,13 @@ from attnbench.results.tables import read_folders
 from attnbench.settings.errors import UserError
 from attnbench.training import job as training_job
 
-SMALL = [
-    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
-    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "device=cpu", "logger=none", "data=text"),
-]
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A run without any evaluation; tests copy it."""
     folder = tmp_path_factory.mktemp("trained")
     write_text(folder / "small.txt", 0)
-    words = [*SMALL, "eval=[]", f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / 'outputs'}"]
+    words = [*SMALL, "data=text", "eval=[]", f"data.path={folder / 'small.txt'}", f"outputs_dir={folder / 'outputs'}"]
     return run_model.run(compose(words))
 
 
@@ -90,8 +85,8 @@ def test_what_is_there_is_measured_again_only_with_rerun(folder, monkeypatch):
 def test_it_is_the_evaluation_that_train_makes(folder, trained, monkeypatch, tmp_path):
     evaluate(monkeypatch, folder)
     text = trained.parents[2] / "small.txt"
-    words = [*SMALL, "eval=[perplexity]", *smoke_words("perplexity"), f"data.path={text}", f"outputs_dir={tmp_path}/b"]
-    by_train = run_model.run(compose(words))
+    words = [*SMALL, "data=text", f"data.path={text}", "eval=[perplexity]", *smoke_words("perplexity")]
+    by_train = run_model.run(compose([*words, f"outputs_dir={tmp_path}/b"]))
     [own], [other] = (list(place.glob("results/perplexity-*.jsonl")) for place in (folder, by_train))
     assert own.name == other.name
     assert [row.measurement for row in read_results(own)] == [row.measurement for row in read_results(other)]

@@ -454,29 +454,14 @@ def test_test_strings_of_two_lengths_do_not_begin_alike():
     assert (short != long[:, :12]).any(1).all()
 
 
-def test_presets_are_those_of_the_battery():
-    def sizes(preset, **options):
-        tasks = evaluation(Recall, **{**NULLS, "preset": preset, **options}).tasks()
-        return [
-            (
-                *(t.settings["sequence_length"], t.pairs, t.model.dim, t.vocabulary_size, t.num_train_sequences),
-                *(t.num_test, t.num_steps, t.batch_size, t.filler == "random"),
-            )
-            for t in tasks
-        ]
+def test_a_preset_gives_the_options_that_are_null_and_sizes_by_length():
+    def sizes(**options):
+        tasks = evaluation(Recall, **{**NULLS, "preset": "zoology", **options}).tasks()
+        return [(task.settings["sequence_length"], task.model.dim, task.num_steps, task.batch_size) for task in tasks]
 
-    assert sizes("small") == [(32, [4], 32, 64, 20_000, 3_000, 1600, 64, True)]
-    assert sizes("published") == [(64, [3, 5, 8, 10, 15], 64, 64, 20_000, 3_000, 1500, 64, True)]
-    zoology = sizes("zoology")
-    assert len(zoology) == 16
-    assert zoology[2] == (256, [16], 64, 8192, 50_000, 1_000, 1000, 256, False)
-    assert zoology[-1] == (512, [64], 512, 8192, 50_000, 1_000, 5000, 128, False)
-    full = sizes("zoology_full", widths=[64])
-    assert [(length, steps, batch) for length, *_, steps, batch, _ in full] == [
-        *((64, 12_500, 512), (128, 12_500, 512), (256, 25_000, 256), (512, 50_000, 128)),
-    ]
-    assert {(train, test, filler) for *_, train, test, _, _, filler in full} == {(100_000, 3_000, False)}
-    assert sizes("zoology", batch_size=32, cells=[[512, 64]], widths=[16])[0][-2] == 32
+    assert len(sizes()) == 16
+    assert (sizes()[2], sizes()[-1]) == ((256, 64, 1000, 256), (512, 512, 5000, 128))
+    assert sizes(batch_size=32, num_steps=9, cells=[[512, 64]], widths=[16]) == [(512, 16, 9, 32)]
 
 
 def test_a_recall_model_has_one_head_and_no_feed_forward_unless_it_is_given_them():

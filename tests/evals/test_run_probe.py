@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from outside_mixers import settings_of
 from probe_settings import probe_settings
 
 from attnbench.cli.compose import CONF, compose
@@ -377,16 +376,6 @@ def test_a_wish_that_a_mixer_cannot_have_stands_in_its_rows(tmp_path):
     assert {row.identity.mixer for row in found} == {"WithoutConvolution"}
 
 
-def test_a_mixer_from_outside_that_sees_the_future_is_not_trained(tmp_path):
-    settings = replace(probe_settings(tmp_path), **settings_of("SeesTheFutureWithoutGradient"))
-    with pytest.raises(UserError, match=r"^attn=mine: outputs up to position .* it is not trained"):
-        rows(settings)
-    assert not prepared(settings).results.exists()
-    assert not (prepared(settings).folder / "checkpoint").exists()
-    found = rows(replace(settings, **settings_of("SeparateProjections")))
-    assert all(row.measurement.status in ("ok", "not_reached") for row in found)
-
-
 def test_the_size_is_the_task_s_whatever_the_mixer_or_the_run_has(tmp_path):
     given = {"attn": "gated_deltanet", "name": "recall", "recall_widths": [32]}
     plain = prepared(probe_settings(tmp_path, **given))
@@ -528,19 +517,6 @@ def test_a_training_as_published_is_told_by_its_rows_and_its_hash(tmp_path):
     assert rates.tolist() == pytest.approx([0.005] * 5 + [0.006] * 5 + [0.001] * 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stop_at": 0.9}, r"eval.copy.stop_at=0.9: needs eval.copy.fixed_steps=true"),
-        ({"decay_fraction": 1.0}, r"eval.copy.decay_fraction=1.0: must be above 0 and at most 0.5, or .*fixed_steps"),
-        ({"decay_fraction": 0.0}, r"eval.copy.decay_fraction=0.0: must be above 0 and at most 0.5, or .*fixed_steps"),
-    ],
-)
-def test_options_of_a_training_must_fit_together(tmp_path, options, message):
-    with pytest.raises(UserError, match=message):
-        prepared(probe_settings(tmp_path, **{f"copy_{name}": value for name, value in options.items()}))
-
-
 def test_the_model_of_a_probe_has_another_norm_and_logits_of_their_own(tmp_path):
     own = prepared(probe_settings(tmp_path, copy_norm="layer", copy_untied=True))
     assert own.config_hash != prepared(probe_settings(tmp_path)).config_hash
@@ -572,13 +548,11 @@ def test_dropout_of_the_embedding_is_a_function_of_seed_and_step(tmp_path):
     assert torch.equal(without, batch_nats(usual.build(), usual.batches(0).wide()))
 
 
-def test_a_doubled_residual_is_told_by_rows_and_hash_and_needs_a_model_without_feed_forward(tmp_path):
+def test_a_doubled_residual_is_told_by_rows_and_hash(tmp_path):
     usual, own = (prepared(probe_settings(tmp_path, copy_doubled_residual=on)) for on in (False, True))
     assert own.config_hash != usual.config_hash
     assert own.row_settings()[EVALUATION_OPTIONS]["doubled_residual"] is True
     assert "doubled_residual" not in usual.row_settings()[EVALUATION_OPTIONS]
-    with pytest.raises(UserError, match=r"doubled_residual=true: needs models without, .*feed_forward_width=0"):
-        prepared(probe_settings(tmp_path, copy_doubled_residual=True, copy_feed_forward_width=8))
 
 
 def test_a_published_threshold_ends_a_training_of_fixed_steps(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from probe_settings import BATTERY, evaluation_class, smoke_words
+from runs import SMALL
 from small import compose_once, python_path
 
 from attnbench.comparison import execute as run_model
@@ -29,11 +30,6 @@ from attnbench.settings.errors import UserError
 from attnbench.settings.schema import RunSettings
 from attnbench.training import step as training_step
 from attnbench.training.prepare import prepare
-
-SMALL = [
-    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
-    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "device=cpu", "logger=none"),
-]
 
 
 def settings(outputs: Path, *overrides: str, names: tuple[str, ...] = ("throughput",)) -> RunSettings:

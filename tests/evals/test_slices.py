@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import compose_once
 
 from attnbench.data.corpus import Lengths
 from attnbench.evals.lib import slices
 from attnbench.evals.lib.slices import repeated, slice_rows
-from attnbench.evals.lib.token_scores import Place
-from attnbench.evals.lib.windows import context_starts, full_context
-from attnbench.settings.errors import UserError
+from attnbench.evals.lib.token_scores import Place, context_starts, full_context
 
 
 def naive(text: list[int], starts: list[int], ngram: int) -> list[bool]:
@@ -86,8 +83,3 @@ def test_n_grams_that_are_frequent_in_training_are_among_the_others(monkeypatch)
         ("token_share", "other"): 1.0,
         ("nats_per_character", "other"): 2 * 0.5,
     }
-
-
-def test_an_n_gram_of_nothing_is_refused():
-    with pytest.raises(UserError, match=r"eval\.perplexity\.slice_ngram=0: must be at least 1"):
-        compose_once(["eval=[perplexity]", "data=embedded", "device=cpu", "eval.perplexity.slice_ngram=0"])

@@ -19,6 +19,12 @@ SETTINGS = [
     *("eval.perplexity.extrapolation=[2]", "eval.perplexity.batch_tokens=512", "logger=none", "device=cpu"),
 ]
 
+SMALL = [
+    *("experiment=demo", "model.dim=32", "model.head_width=16", "model.feed_forward_width=24", "seq_len=32"),
+    *("train.num_epochs=null", "train.num_steps=6", "train.batch_size=4", "device=cpu", "logger=none"),
+]
+"""Words of a language model that trains in a second."""
+
 
 def write_text(path: Path, seed: int) -> None:
     vocabulary = ["the", "cat", "dog", "runs", "over", "under", "green", "blue", "tree", "house", "sees", "it"]

@@ -23,10 +23,10 @@ from torch import Tensor
 from attnbench.data.batches import Batches
 from attnbench.model.building import build_model
 from attnbench.settings.errors import Interrupted
-from attnbench.training.checkpoint import TrainState, load_last, save_step
+from attnbench.training.checkpoint import TrainState, save_step
 from attnbench.training.hooks import DivergedError
 from attnbench.training.loop import text_batch, train
-from attnbench.training.stack import MIN_STEPS_TO_COMPACT, Member, train_stack
+from attnbench.training.stack import Member, train_stack
 from attnbench.training.step import Batch, StepReport
 
 TOKENS = torch.arange(600).remainder(7).mul(3).remainder(9).to(torch.int16)
@@ -132,13 +132,6 @@ def test_the_first_loss_in_float32_is_that_of_the_run_alone(name):
         )
 
 
-def test_two_equal_runs_of_a_stack_stay_equal_to_the_bit():
-    first, second, other = (member(*run) for run in ((1, 1e-2), (1, 1e-2), (2, 3e-2)))
-    list(train_stack([first, second, other], precision="float32"))
-    assert curve_of(first).losses == curve_of(second).losses != curve_of(other).losses
-    assert_equal_numbers(numbers_of(first.state), numbers_of(second.state))
-
-
 @pytest.mark.parametrize("name", one_an_operator(STACKED))
 def test_a_run_ends_to_the_bit_as_it_does_beside_any_others(name):
     runs = [*RUNS, (4, 1e-3)]
@@ -190,20 +183,6 @@ def test_runs_that_are_over_are_left_out_once_half_of_the_stack_stands_still(mon
     )
 
 
-def test_few_steps_are_not_worth_another_recording(monkeypatch):
-    sizes = []
-    monkeypatch.setattr("attnbench.training.stack._is_worth_compacting", lambda *given: sizes.append(given) or False)
-    list(train_stack([member(0, 1e-2, num_steps=2), member(1, 1e-2, num_steps=5)], precision="float32"))
-    assert sizes
-    monkeypatch.undo()
-    from attnbench.training.stack import _is_worth_compacting
-
-    short, long = member(0, 1e-2, num_steps=2), member(1, 1e-2, num_steps=MIN_STEPS_TO_COMPACT)
-    assert _is_worth_compacting([short, long], [long])
-    assert not _is_worth_compacting([short, long], [short])
-    assert not _is_worth_compacting([short, long, long], [long, long])
-
-
 class StopsAt:
     """Last hook that keeps the state and stops once it is told to."""
 
@@ -215,27 +194,6 @@ class StopsAt:
         if self.told["to stop"]:
             save_step(self.folder, state, record())
             raise Interrupted("stopped", 143)
-
-
-def test_a_stopped_stack_goes_on_as_if_it_had_never_been_stopped(tmp_path):
-    never = [member(*run) for run in RUNS]
-    list(train_stack(never, precision="float32"))
-    told = {"to stop": False}
-    stopped = [member(*run) for run in RUNS]
-    for index, one in enumerate(stopped):
-        # The third one hears of it: those before it have had their turn.
-        one.hooks = [*one.hooks, StopsAt(tmp_path / str(index), told, 5 if index == 2 else None)]
-    with pytest.raises(Interrupted):
-        list(train_stack(stopped, precision="float32"))
-    resumed = [member(*run) for run in RUNS]
-    for index, one in enumerate(resumed):
-        state = load_last(tmp_path / str(index), one.state.model)
-        assert state is not None
-        assert state.step == 5
-        resumed[index] = replace(one, state=state)
-    list(train_stack(resumed, precision="float32"))
-    for one, whole in zip(resumed, never, strict=True):
-        assert_equal_numbers(numbers_of(one.state), numbers_of(whole.state))
 
 
 def test_a_stop_that_cuts_a_look_off_keeps_nothing_of_its_step(tmp_path):

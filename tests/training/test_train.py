@@ -105,6 +105,7 @@ def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name, clip_norm, 
     spared = model.undecayed()
     named = dict(model.named_parameters())
     assert spared < named.keys()
+    assert name == "softmax" or any(key.endswith("log_decay_rate") for key in spared)
     groups = [
         {"params": [tensor for key, tensor in named.items() if key not in spared], "weight_decay": 0.3},
         {"params": [tensor for key, tensor in named.items() if key in spared], "weight_decay": 0.0},
@@ -133,28 +134,6 @@ def test_the_update_is_that_of_torchs_adamw_after_its_clipping(name, clip_norm, 
         torch.testing.assert_close(state.first_moment[key], moments["exp_avg"], atol=1e-6, rtol=1e-3)
         torch.testing.assert_close(state.second_moment[key], moments["exp_avg_sq"], atol=1e-7, rtol=1e-3)
         assert state.update_count[key] == 6
-
-
-def test_weight_decay_shrinks_matrices_and_spares_what_the_modules_name():
-    state = fresh_state("gated_deltanet")
-    before = {name: tensor.detach().clone() for name, tensor in state.model.named_parameters()}
-    gradients = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
-    update(state, gradients, torch.tensor(0.0), torch.tensor(0.1), replace(TRAIN, weight_decay=0.5))
-    spared = state.model.undecayed()
-    assert any(name.endswith("log_decay_rate") for name in spared)
-    for name, tensor in state.model.named_parameters():
-        expected = before[name] * (1.0 if name in spared else 0.95)
-        torch.testing.assert_close(tensor.detach(), expected, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_clipping_scales_all_gradients_alike_and_only_above_the_limit():
-    gradients = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
-    assert clip(gradients, 10.0) == 5.0
-    assert gradients["a"].tolist() == [3.0, 0.0]
-    assert gradients["b"].tolist() == [[4.0]]
-    assert clip(gradients, 1.0) == 5.0
-    torch.testing.assert_close(gradients["a"], torch.tensor([0.6, 0.0]))
-    torch.testing.assert_close(gradients["b"], torch.tensor([[0.8]]))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -572,24 +551,6 @@ def test_what_was_traced_can_be_kept_for_the_next_process(name, monkeypatch):
     train(state, batch_of, TRAIN, precision="float32", num_steps=1, hooks=[], compiled=True)
     # The bound of HGRN2's decay is another number in each layer, and its blocks two kinds.
     assert len(checked) == (4 if name == "hgrn2" else 3)
-
-
-def test_training_goes_on_where_the_state_stands():
-    whole, halves = fresh_state(), fresh_state()
-    losses = losses_of_training(whole, 6)
-    seen = []
-
-    def batches(step: int) -> Batch:
-        seen.append(step)
-        return batch_of(step)
-
-    halves.step = 2
-    tail = Losses()
-    train(halves, batches, TRAIN, precision="float32", num_steps=6, hooks=[tail])
-    assert seen == [2, 3, 4, 5]
-    assert len(tail.values) == 4 < len(losses)
-    assert halves.step == whole.step == 6
-    assert halves.model.training
 
 
 @pytest.mark.slow

@@ -260,11 +260,6 @@ def test_strings_too_short_to_be_kept_apart_are_in_every_split(split):
     assert set(batch.targets_BT[batch.weight_BT.sum(1) == 1][:, 0].tolist()) == set(range(26))
 
 
-def test_copy_symbols_are_uniform():
-    batch = copy_task().sequences("train", 0, 0, 4000, CPU)
-    assert abs(uniformity(batch.targets_BT[batch.weight_BT > 0], 26)) < 5
-
-
 def looked_up(tokens, num_pairs):
     """Value by key of the pairs at the start, and the key asked for at every later position that asks."""
     keys, values = tokens[: 2 * num_pairs : 2], tokens[1 : 2 * num_pairs : 2]

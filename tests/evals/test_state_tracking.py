@@ -10,7 +10,7 @@ from probe_settings import probe_settings, probe_task
 from attnbench.data.counters import hashed
 from attnbench.evals.lib.sequences import TrainingSequences
 from attnbench.evals.lib.state_rules import RULES, Strings, labelled
-from attnbench.evals.lib.task_data import ABSENT, SPLITS
+from attnbench.evals.lib.task_data import SPLITS
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.training.checkpoint import TrainState, load_last, save_step
 from attnbench.training.loop import train
@@ -204,14 +204,6 @@ def test_all_trees_of_brackets_are_equally_likely():
         shapes[shape] = shapes.get(shape, 0) + 1
     assert len(shapes) == 14
     assert all(abs(count - 1000) < 5 * 31 for count in shapes.values()), shapes
-
-
-def test_lengths_are_uniform_and_absent_symbols_end_a_string():
-    lengths = task("s3").sequences("train", 0, 0, 7000, CPU).weight_BT.sum(1).long().bincount()[3:]
-    assert len(lengths) == 7
-    assert all(abs(int(count) - 1000) < 5 * 31 for count in lengths)
-    strings = RULES["parity"].strings(hashed(1, torch.arange(3)), torch.tensor([3, 5, 4]), longest=5)
-    assert (strings.tokens_BT != ABSENT).sum(1).tolist() == [3, 5, 4]
 
 
 class Wrong(torch.nn.Module):

@@ -41,7 +41,6 @@ from attnbench.machine.environment import _assembler_version
 from attnbench.machine.precision import computing
 from attnbench.machine.signals import StopRequest
 from attnbench.model.building import build_model
-from attnbench.model.loss import cross_entropy
 from attnbench.results.folder import data_root
 from attnbench.settings.errors import UserError
 from attnbench.settings.schema import MAX_STEPS
@@ -171,16 +170,6 @@ def test_the_loss_is_the_mean_over_the_labels_that_there_are():
         position, target = batch.positions_BL[row, column], batch.targets_BT[row, column]
         nats.append(-log_p_BTC[row, position, target])
     torch.testing.assert_close(loss, torch.stack(nats).mean())
-
-
-def test_cross_entropy_of_absent_labels_is_a_sum_over_the_others():
-    logits_BTC = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1))
-    targets_BT = torch.tensor([[0, 1, 2], [3, 4, 0]])
-    weight_BT = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
-    log_p = logits_BTC.log_softmax(-1)
-    expected = -(log_p[0, 0, 0] + log_p[0, 2, 2] + log_p[1, 2, 0])
-    torch.testing.assert_close(cross_entropy(logits_BTC, targets_BT, weight_BT), expected)
-    assert cross_entropy(logits_BTC.bfloat16(), targets_BT).dtype == torch.float32
 
 
 def test_the_rate_warms_up_and_ends_at_its_fraction():

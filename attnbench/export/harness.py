@@ -60,12 +60,12 @@ class AttnbenchLM(LM):
     Args:
         run: folder of the run.
         checkpoint: final or best.
-        window: most positions that the model reads at once; None: as in training.
+        window: largest number of positions read at once; None: as in training.
         prefix: text before a document and before a continuation without context; None: `text.first_context`.
         device: auto, cpu, cuda or cuda:N.
         precision, backend: as the settings `train.precision` and `attn.backend`.
         batch_size: windows at a time, or auto.
-        max_batch_size: most windows at a time with batch_size=auto.
+        max_batch_size: largest number of windows at a time with batch_size=auto.
         seed: of sampled text; request n (from 0) uses seed + n, as attnbench generate would.
     """
 

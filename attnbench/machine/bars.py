@@ -22,7 +22,7 @@ def bar(**shape: Any) -> tqdm | None:
     if not in_notebook():
         return tqdm(**shape, ncols=COLUMNS) if sys.stderr.isatty() else None
     with warnings.catch_warnings():
-        # Without ipywidgets the bar is text, which is all that the warning says.
+        # The warning only says that without ipywidgets the bar is text.
         warnings.simplefilter("ignore", TqdmWarning)
         from tqdm.auto import tqdm as tqdm_of_notebooks
     return tqdm_of_notebooks(**shape, file=sys.stdout)

@@ -30,7 +30,7 @@ _shape: str | None = None
 
 def resolve_device(name: str) -> torch.device:
     """`name` is auto, cpu, cuda or cuda:N."""
-    # Here, as everything that computes calls this first.
+    # Here, because all computations call this first.
     share_kernel_cache()
     choose_assembler()
     if name == "auto":
@@ -64,8 +64,7 @@ def all_gpus(device: torch.device, wish: str = "plan.devices=all") -> list[str]:
 def share_kernel_cache() -> None:
     """Set the folder of compiled Triton kernels for this process and its children, unless the user has.
 
-    torch's compiler sets it when it first compiles a kernel, otherwise it is ~/.triton/cache: our kernels would be
-    compiled once for each, which takes seconds.
+    Otherwise it is ~/.triton/cache until torch's compiler sets it, and our kernels are compiled twice.
     """
     if not os.environ.get("TRITON_CACHE_DIR"):
         # As torch's compiler has it, whose import takes more than a second.
@@ -76,8 +75,7 @@ def share_kernel_cache() -> None:
 def choose_assembler() -> None:
     """Use Triton's ptxas for every kernel, unless the user has named one.
 
-    torch's compiler sets the one in torch's wheel, perhaps of another CUDA, when it first compiles a kernel: the
-    assembler of our kernels would depend on when they are compiled.
+    Otherwise torch's compiler sets that of torch's wheel, perhaps of another CUDA, when it first compiles a kernel.
     """
     triton = None if os.environ.get("TRITON_PTXAS_PATH") else importlib.util.find_spec("triton")
     if triton is None or triton.origin is None:

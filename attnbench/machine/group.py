@@ -26,7 +26,7 @@ its connections, which ends the wait at once."""
 WORD_TIMEOUT = timedelta(days=30)
 """Longest wait for rank 0, which meanwhile validates and evaluates."""
 BUCKET_ELEMENTS = 2**22
-"""Least elements of one reduction: enough to hide its latency, few enough to overlap with the backward pass."""
+"""Fewest elements of one reduction: enough to hide its latency, few enough to overlap with the backward pass."""
 LOOK_SECONDS = 2e-4
 """Time between two queries of the device and the other processes while the host waits."""
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")

@@ -44,7 +44,7 @@ class Adapter(Mixer):
         """Build the layer, at the end of a constructor."""
         self.dim = dim
         with torch.random.fork_rng(devices=[]):
-            # A user's constructor may raise anything.
+            # A user's constructor may raise any exception.
             try:
                 self.inner = self.construct()
             except Exception as error:

@@ -69,8 +69,8 @@ class Mixer(nn.Module, ABC):
     """True if the output has no bound, as that of a sum without a normaliser."""
 
     undone_by: ClassVar[dict[str, str]] = {}
-    """Options that make another mixer of it, each with the reason. Recipes and probes leave them as in the yaml;
-    reports warn where the user sets one."""
+    """Options that would make it another mixer, each with the reason. Recipes and probes leave them as in the yaml;
+    reports warn if the user sets one."""
 
     paper_options: ClassVar[dict[str, Any]] = {}
     """Values of the paper that differ from the yaml's; reports show them."""
@@ -151,7 +151,7 @@ class Mixer(nn.Module, ABC):
 
 
 class ReturnError(UserError):
-    """A mixer does not return (y, state) with y of the input's shape, or differs between two calls."""
+    """A mixer does not return (y, state) with y of the input's shape, or two calls differ."""
 
 
 def checked_return(returned: Any, x: Tensor, method: str = "forward") -> tuple[Tensor, State]:

@@ -1,6 +1,5 @@
-"""The contract of a mixer, promise by promise. A check describes how a promise is broken, or returns an empty string;
-an exception breaks it too. The tests run all checks over every yaml of conf/attn, `attnbench doctor` over mixers from
-outside."""
+"""Checks of a mixer's contract. A check returns the fault of a broken promise, or an empty string; an exception breaks
+the promise too. The tests run all checks on every yaml of conf/attn, `attnbench doctor` on mixers from outside."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ LONGEST = 133
 """Positions over two chunks of 64 with a ragged end."""
 
 ALL_LENGTHS = replace(USUAL, lengths=(1, 63, 64, 65, LONGEST))
-"""Case with lengths around the border of a chunk of 64, and over two chunks."""
+"""Case with lengths around and beyond a chunk of 64."""
 
 FORGETTING_SCALE = 8 * INPUT_SCALE
 """Factor on the input that gives log decays of nearly 0 and far below -5 side by side."""
@@ -52,7 +51,7 @@ MAX_GROWTH_DIFFERENCE = 0.2
 class Promise(NamedTuple):
     words: str
     check: Callable[[Mixer, Case], str]
-    """Function of a mixer in the case's model; describes a broken promise, or returns an empty string."""
+    """Function of a mixer and a case that returns the fault, or an empty string."""
     needs_state: bool = False
     """True if a backend that only trains need not keep it."""
 

@@ -1,4 +1,4 @@
-"""Layers that several mixers and the model share."""
+"""Layers shared by mixers and the model."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -98,7 +98,7 @@ class LayerNorm(nn.Module):
 
 
 class _RMSNormCPU(torch.autograd.Function):
-    """RMSNorm in half of the time that torch's passes over memory take on a CPU.
+    """RMSNorm in half of torch's time on a CPU.
 
     With n = x r, r = 1 / sqrt(mean(x²) + eps) and g = dL/dy, row by row:
 

@@ -25,7 +25,7 @@ from attnbench.ops.layers.rotary import rotate_both, rotate_packed
 from attnbench.settings.options import option
 
 MOST_BUILT = 2**26
-"""Most weights of a mixer that is built on the CPU to count its FLOPs: 256 MiB."""
+"""Largest number of weights of a mixer that is built on the CPU to count its FLOPs: 256 MiB."""
 
 
 class Shell(MixerOptions):

@@ -122,7 +122,7 @@ def import_module(target: str, given: str = "") -> types.ModuleType:
             raise UserError(f"{given}: there is no module {error.name}{way_out}") from None
         where = _lines_of_import(error)[-1]
         raise UserError(f"{given}: {where}: an import fails ({error}); install it, or mend the line") from error
-    # A user's module may raise anything.
+    # A user's module may raise any exception.
     except Exception as error:
         if is_own(target):
             raise

@@ -19,7 +19,7 @@ MAX_STEPS = 10**8 - 1
 """Longest training: names of checkpoints have eight digits."""
 
 MAX_VARIANTS = 256
-"""Most variants, and most learning rates, of a plan."""
+"""Largest number of variants, and of learning rates, of a plan."""
 
 CONTROL_SHIFT = 50
 """Shift of the seeds of a control, the reference under other seeds."""
@@ -30,10 +30,10 @@ LOOKS = {5: 0.005, 10: 0.015, 20: 0.03}
 MAX_CORPORA = 16
 
 MAX_PAIRED = 6
-"""Most variants that are compared pair by pair; more are compared with a reference."""
+"""Largest number of variants compared pair by pair; more are compared with a reference."""
 
 FEW_SEEDS = 4
-"""Most seeds for which scores that are not tested are shown seed by seed."""
+"""Largest number of seeds whose untested scores are shown seed by seed."""
 
 
 FINDINGS = "findings"
@@ -261,7 +261,7 @@ class ClaimSettings:
     controls: list[ControlSettings] = field(default_factory=list)
     contrasts: list[ContrastSettings]
     trained_range: float | None = setting(None, above=0, maximum=1)
-    """Least accuracy on validation data of trained lengths, of two seeds of each variant that is to extrapolate."""
+    """Lowest accuracy on validation data of trained lengths that two seeds of each extrapolating variant must reach."""
     minutes: dict[str, float | None]
     """Measured minutes by type of device; null: not measured. Another device is too slow."""
     needs: list[str] = field(default_factory=list)

@@ -119,8 +119,8 @@ def _(decay_shape: Any, read_shape: Any, key_shape: Any, write_shape: Any, *_: A
 
 
 def chunk_size(device_type: str) -> int:
-    """Return the fastest size of a torch form's chunks. A GPU's matrix units want 64; on a CPU the (chunk, chunk)
-    matrices cost memory traffic, which 32 halves."""
+    """Return the fastest size of a torch form's chunks: 64 for a GPU's matrix units; 32 on a CPU, to halve the memory
+    traffic of the (chunk, chunk) matrices."""
     return 32 if device_type == "cpu" else 64
 
 

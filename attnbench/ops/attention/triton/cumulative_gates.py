@@ -16,7 +16,7 @@ from attnbench.ops.common.triton.custom_ops import custom_op, gradient_of
 from attnbench.ops.common.triton.launching import launch
 
 BLOCK = 1024
-"""Most positions that a program sums at once."""
+"""Largest number of positions that a program sums at once."""
 
 
 @triton.jit(do_not_specialize=["length"])

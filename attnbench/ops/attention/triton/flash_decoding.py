@@ -47,8 +47,7 @@ def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
 
 def splits_for(num_keys: int, num_sequences: int, num_multiprocessors: int, keys: int = 64) -> int:
     """Return the splits that give a multiprocessor up to PROGRAMS programs, each with at least one block of `keys`
-    keys. `num_sequences` is batch × key/value heads. If every multiprocessor has a program, splitting is slower: 2 to
-    23 % for 256 sequences on 132 multiprocessors."""
+    keys. `num_sequences` is batch × key/value heads. If every multiprocessor has a program, splitting is slower."""
     if num_sequences == 0 or num_sequences >= num_multiprocessors:
         return 1
     wanted = PROGRAMS * num_multiprocessors // num_sequences

@@ -22,8 +22,8 @@ from attnbench.ops.common.triton.products import float32_product
 from attnbench.ops.layers.triton.rotary_kernels import padded_width, rotated
 
 ROTATED_INSIDE_UP_TO = 512
-"""Most positions for which the kernels rotate keys themselves, once per block of queries. For longer sequences a
-separate rotation pass is faster."""
+"""Longest sequence whose keys the kernels rotate themselves, once per block of queries. Beyond it a separate rotation
+pass is faster."""
 
 REGISTERS = {("forward", "forgets"): 128, ("query_gradient", "forgets"): 168, ("forward", "rotates"): 168}
 """Register limits per thread for 64 × 64 tiles with forget gates or rotation inside, so that one more program fits on a
@@ -134,9 +134,9 @@ def forward(
 
 
 def _rotated_ahead(rotation: Tensor | None, key: Tensor) -> Tensor | None:
-    """Return the rotation if keys must be rotated before the kernel: for single TF32 products, because Triton (3.6,
-    3.7.1) cannot compile `flash_query_gradient_kernel` for Hopper and Blackwell if a key rotated inside is multiplied
-    both as it is and transposed; if tiles rotated inside exceed the shared memory; and for long sequences."""
+    """Return the rotation if keys must be rotated before the kernel: for single TF32 products, which Triton cannot
+    compile with keys rotated inside (docs/kernels.md, "Compiler faults"); if tiles rotated inside exceed the shared
+    memory; and for long sequences."""
     is_float32 = key.dtype == torch.float32
     is_single = is_float32 and float32_product() == "tf32"
     is_tight = (is_float32 or key.shape[3] > 64) and not is_roomy(key.device)

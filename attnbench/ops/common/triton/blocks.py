@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024
-"""Numbers of the result per program. On an H200 SwiGLU stays within 5 % of the memory bandwidth at every width; blocks
-of whole rows lose up to a third at some widths."""
+"""Numbers of the result per program. On an H200 SwiGLU is within 5 % of the memory bandwidth at every width; blocks of
+whole rows lose up to a third."""
 
 
 @triton.jit

@@ -36,8 +36,7 @@ def product(left, right, PRECISION: tl.constexpr, sum=None):
     if WIDEN:
         result = tl.dot(left.to(tl.float32), right.to(tl.float32), sum, input_precision="ieee")
     elif PRECISION == "rounded tf32":
-        # Tensor cores truncate to TF32, which biases all factors: the relative error of mLSTM's gradients is 1.2e-2,
-        # with rounded factors 8e-4.
+        # Tensor cores truncate to TF32, which biases all factors (docs/kernels.md).
         result = tl.dot(_nearest(left), _nearest(right), sum, input_precision="tf32")
     else:
         result = tl.dot(left, right, sum, input_precision=PRECISION)

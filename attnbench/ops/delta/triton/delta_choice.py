@@ -39,8 +39,8 @@ NARROW_LAUNCH: dict[str, dict[str, int]] = LAUNCH | {
     "gradient": {"num_warps": 2, "num_stages": 1, "VALUES": 32},
 }
 """LAUNCH of heads with fewer than NARROW key channels: four warps would repeat half of the products of a chunk of 32,
-and three quarters of one of 16. On an H200, 2,560 x 40 positions of 4 heads of 32: pairs 51 us with one warp, 88 with
-two, 166 with four; forward walk 81 with one, 93 with two."""
+and three quarters of one of 16. On an H200, 2,560 x 40 positions of 4 heads of 32 take 51 µs for pairs with one warp,
+166 with four."""
 
 LEAST = 16
 """Positions of the shortest chunk; Triton's products have at least 16 rows."""
@@ -50,15 +50,13 @@ SHORT = 48
 Hopper, three of these take fewer registers and instructions than two chunks of 32."""
 
 NARROWEST = 32
-"""Least value channels of a walk's block: on an H100, 1 x 8,192 positions of 32 heads of 128 channels (query and key of
-16) take 1.73 ms forward and backward with blocks of 32, 1.91 with 64, and in parallel 2.13; 2 x 16,384 of 12 heads of
-64 take 1.73, 2.00 and 1.61."""
+"""Fewest value channels of a walk's block; docs/kernels.md has the timings."""
 
 MANY_CHUNKS = 8
-"""Least chunks of a long walk."""
+"""Fewest chunks of a long walk."""
 
 WIDE = 128
-"""Most key channels in float32; wider heads are bfloat16."""
+"""Largest number of key channels in float32."""
 
 WIDE_LAUNCH: dict[str, dict[str, int]] = {
     "walk_forward": {"num_warps": 8, "num_stages": 2, "VALUES": 128},

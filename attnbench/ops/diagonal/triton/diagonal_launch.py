@@ -30,11 +30,11 @@ Chunks of 64 take at least 64 keys at once, because Triton 3.6 miscompiles narro
 delta_choice.py)."""
 
 FLOAT32_KEYS = {"chunk": 64, "walk_forward": 64, "walk_backward": 64, "gradient": 32}
-"""Most key channels for which four warps have enough registers in float32; with more a kernel has eight."""
+"""Largest number of key channels with enough registers for four warps in float32; with more a kernel has eight."""
 
 NARROWEST = 16
-"""Least channels of a walk's block of values: on an H100, 2 x 16,384 positions of 12 heads of 64 channels take 458 and
-381 µs forward and backward with it, 518 and 471 with 32, 758 and 559 with 64."""
+"""Fewest channels of a walk's block of values: on an H100, 2 x 16,384 positions of 12 heads of 64 channels take 458 and
+381 µs forward and backward with it, 758 and 559 with 64."""
 
 
 def in_rows(x_BTHC: Tensor) -> Tensor:

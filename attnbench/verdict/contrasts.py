@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnbench.results.numbers import reaches
-from attnbench.verdict.levels import UNPAIRED
-from attnbench.verdict.permutation import welch, welch_interval
+from attnbench.verdict.levels import UNPAIRED, welch, welch_interval
 from attnbench.verdict.power import MAX_SEEDS, POWER, difference_power
 from attnbench.verdict.statistics import share_interval, student_interval
 

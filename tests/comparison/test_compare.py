@@ -25,7 +25,15 @@ import pytest
 import torch
 import yaml
 from probe_settings import smoke_words
-from small import comparison_settings, compose_once, identity_of, in_this_process, mixer_settings, python_path
+from small import (
+    comparison_settings,
+    compose_once,
+    identity_of,
+    in_this_process,
+    little_plan,
+    mixer_settings,
+    python_path,
+)
 
 from attnbench.comparison import compare, dry_run, workers
 from attnbench.comparison.plan import Comparison
@@ -68,18 +76,9 @@ def plan(text: Path, evaluations: Iterable[str] = ("copy", "perplexity", "throug
     changes = {"copy_learning_rates": [1e-2, 3e-2]} if "copy" in evaluations else {}
     # All of the text takes longer than the trainings.
     changes |= {"perplexity_characters": 200} if "perplexity" in evaluations else {}
-    given = {
-        "name": "little",
-        "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words(*evaluations, **changes)],
-        "variants": VARIANTS,
-        "evaluations": [*evaluations],
-        "seeds": [0, 1],
-        "probe_seeds": [0, 1],
-        "learning_rates": [4e-3],
-        "num_search_seeds": 1,
-        "num_workers": 2,
-    }
-    return PlanSettings(**{**given, **changed})
+    overrides = [*OVERRIDES, f"data.path={text}", *smoke_words(*evaluations, **changes)]
+    given = {"overrides": overrides, "evaluations": [*evaluations], "num_workers": 2}
+    return little_plan(**{**given, **changed})
 
 
 def settings(text: Path, outputs: Path, **changed: Any) -> ComparisonSettings:

@@ -4,13 +4,12 @@ import json
 
 import pytest
 from probe_settings import smoke_words
-from small import TINY_RUN, comparison_settings, compose_once, in_this_process
+from small import TINY_RUN, comparison_settings, compose_once, in_this_process, little_plan
 
 from attnbench.comparison import compare, workers
 from attnbench.comparison.publish import publish_comparison
 from attnbench.settings.corners import expand
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import PlanSettings
 
 FACTORS = {
     "positions": ["attn.rotary_theta=null", "attn.rotary_theta=10000"],
@@ -28,17 +27,13 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_charts")
 def test_a_factorial_is_run_and_shown_by_its_effects_and_says_what_it_lacks(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(workers, "run_in_processes", in_this_process)
     monkeypatch.setenv("COLUMNS", "80")
-    plan = PlanSettings(
+    plan = little_plan(
+        [*TINY_RUN, f"data.path={text}", *smoke_words("recall", "perplexity", **FEW), FEW_VALIDATED],
         name="parts",
-        overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("recall", "perplexity", **FEW), FEW_VALIDATED],
         variants=expand(VARIANTS, FACTORS, "full"),
         factors=FACTORS,
         rank=[],
         evaluations=["recall", "perplexity"],
-        seeds=[0, 1],
-        probe_seeds=[0, 1],
-        learning_rates=[4e-3],
-        num_search_seeds=1,
     )
     with pytest.raises(UserError, match="4 failed"):
         compare.compare(comparison_settings(plan, tmp_path, report=True), compose_once)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from probe_settings import smoke_words
-from small import comparison_settings, compose_once, in_this_process
+from small import comparison_settings, compose_once, in_this_process, little_plan
 
 from attnbench.comparison import compare, workers
 from attnbench.comparison import freeze as freezing
@@ -29,7 +29,7 @@ from attnbench.results.row_tables import table_of
 from attnbench.results.rows import is_search
 from attnbench.results.seed_blocks import check_blocks, read_blocks
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings, PlanSettings
+from attnbench.settings.schema import SELECTION_SEED, ComparisonSettings
 from attnbench.verdict.frozen import NOT_FROZEN, frozen_sentence
 from attnbench.verdict.rates import Choice
 
@@ -51,18 +51,9 @@ def settings(text: Path, outputs: Path, **changed) -> ComparisonSettings:
     """A plan of copy alone that may be frozen: six seeds of two variants, one pair."""
     is_frozen_now = changed.pop("freeze", False)
     evaluations = changed.get("evaluations", ["copy"])
-    plan = {
-        "name": "little",
-        "overrides": [*OVERRIDES, f"data.path={text}", *smoke_words(*evaluations)],
-        "variants": {"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
-        "evaluations": evaluations,
-        "seeds": [0, 1],
-        "probe_seeds": [0, 1, 2, 3, 4, 5],
-        "learning_rates": [4e-3],
-        "reference": "softmax",
-        "num_search_seeds": 1,
-    }
-    return comparison_settings(PlanSettings(**{**plan, **changed}), outputs, freeze=is_frozen_now)
+    overrides = [*OVERRIDES, f"data.path={text}", *smoke_words(*evaluations)]
+    given = {"overrides": overrides, "probe_seeds": [0, 1, 2, 3, 4, 5], "reference": "softmax", **changed}
+    return comparison_settings(little_plan(**given), outputs, freeze=is_frozen_now)
 
 
 def carried_out(given: ComparisonSettings) -> Path:

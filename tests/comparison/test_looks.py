@@ -11,7 +11,7 @@ from hydra import initialize_config_dir
 from made_rows import row
 from probe_settings import smoke_words
 from simulate_verdicts import ACCURACY, NATS
-from small import comparison_settings, compose_once, in_this_process
+from small import TINY_RUN, comparison_settings, compose_once, in_this_process, little_plan
 
 from attnbench.cli.compose import CONF
 from attnbench.cli.reading import read_comparison
@@ -20,23 +20,11 @@ from attnbench.evals.runners.probe import ProbeJob
 from attnbench.report.inputs import read_inputs
 from attnbench.results.rows import is_search
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import LOOKS, PlanSettings
+from attnbench.settings.schema import LOOKS
 from attnbench.verdict.family import Pair
 from attnbench.verdict.ranking import judge_in_looks, next_look
 from attnbench.verdict.seeds import figures
 from attnbench.verdict.summary import verdicts_of
-
-OVERRIDES = [
-    *("experiment=demo", "model.dim=16", "model.head_width=8", "model.feed_forward_width=8", "seq_len=16"),
-    *(
-        "train.num_epochs=null",
-        "train.num_steps=2",
-        "train.batch_size=2",
-        "train.warmup_steps=1",
-        "data=text",
-        "match=none",
-    ),
-]
 
 
 def pair(differences, primary=ACCURACY, **others):
@@ -120,18 +108,9 @@ def test_undecided_pairs_alone_get_more_seeds(text, tmp_path):
 
 def plan_in_looks(text: Path, outputs: Path, **changed):
     seeds = list(range(20))
-    plan = PlanSettings(
-        name="looks",
-        overrides=[*OVERRIDES, f"data.path={text}", *smoke_words("copy")],
-        variants={"softmax": ["attn=softmax"], "far": ["attn=linear"], "near": ["attn=linear", "attn.qk_norm=true"]},
-        evaluations=["copy"],
-        seeds=seeds,
-        probe_seeds=seeds,
-        in_looks=True,
-        learning_rates=[4e-3],
-        reference="softmax",
-        num_search_seeds=1,
-    )
+    variants = {"softmax": ["attn=softmax"], "far": ["attn=linear"], "near": ["attn=linear", "attn.qk_norm=true"]}
+    given = {"variants": variants, "seeds": seeds, "probe_seeds": seeds, "in_looks": True, "reference": "softmax"}
+    plan = little_plan([*TINY_RUN, f"data.path={text}", *smoke_words("copy")], **given)
     return comparison_settings(plan, outputs, **changed)
 
 

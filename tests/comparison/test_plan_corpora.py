@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from probe_settings import smoke_words
-from small import comparison_settings, compose_once, in_this_process
+from small import comparison_settings, compose_once, in_this_process, little_plan
 
 from attnbench.cli.compose import CONF, compose
 from attnbench.comparison import compare, workers
@@ -57,19 +57,9 @@ def my_conf(tmp_path_factory) -> Path:
 
 
 def plan(evaluations: Sequence[str] = ("perplexity",), words: Sequence[str] = (), **changed: Any) -> PlanSettings:
-    given = {
-        "name": "little",
-        "overrides": [*OVERRIDES, *smoke_words(*evaluations, perplexity_characters=200), *words],
-        "variants": {"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
-        "evaluations": [*evaluations],
-        "tested": ["perplexity"],
-        "corpora": CORPORA,
-        "seeds": [0, 1],
-        "probe_seeds": [0],
-        "learning_rates": [4e-3],
-        "reference": "softmax",
-    }
-    return PlanSettings(**{**given, **changed})
+    overrides = [*OVERRIDES, *smoke_words(*evaluations, perplexity_characters=200), *words]
+    given = {"overrides": overrides, "evaluations": [*evaluations], "tested": ["perplexity"], "corpora": CORPORA}
+    return little_plan(**{**given, "probe_seeds": [0], "reference": "softmax", **changed})
 
 
 def settings(outputs: Path, **changed: Any) -> ComparisonSettings:

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from probe_settings import probe_settings, smoke_words
-from small import TINY_RUN, comparison_settings, compose_once, in_this_process
+from small import TINY_RUN, comparison_settings, compose_once, in_this_process, little_plan
 
 from attnbench.comparison import compare, stacks, workers
 from attnbench.comparison.stacks import compiled, in_stacks, measured_size, sizes
 from attnbench.evals.runners.prepare_probe import prepare_probe
 from attnbench.settings.errors import UserError
-from attnbench.settings.schema import PlanSettings
 
 CUDA = torch.device("cuda")
 
@@ -95,19 +94,8 @@ def test_workers_of_one_device_are_not_counted_as_devices(text, tmp_path, monkey
     asked = []
     monkeypatch.setattr(compare, "compiled", lambda group, num_devices: asked.append(num_devices))
     monkeypatch.setattr(workers, "run_in_processes", in_this_process)
-    plan = PlanSettings(
-        name="little",
-        overrides=[*TINY_RUN, f"data.path={text}", *smoke_words("copy")],
-        variants={"softmax": ["attn=softmax"]},
-        evaluations=["copy"],
-        rank=[],
-        seeds=[0],
-        probe_seeds=[0, 1],
-        learning_rates=[4e-3],
-        num_search_seeds=1,
-        num_workers=2,
-        stack=None,
-    )
+    given = {"variants": {"softmax": ["attn=softmax"]}, "rank": [], "num_workers": 2, "stack": None}
+    plan = little_plan([*TINY_RUN, f"data.path={text}", *smoke_words("copy")], **given)
     settings = comparison_settings(plan, tmp_path)
     compare.compare(settings, compose_once)
     assert {*asked} == {1}

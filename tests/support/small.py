@@ -143,6 +143,21 @@ def identity_of(**changed: Any) -> Identity:
     return replace(of_softmax, **changed)
 
 
+def little_plan(overrides: Sequence[str], **changed: Any) -> PlanSettings:
+    """Return a plan of softmax and linear attention in copy, of two seeds and one search seed."""
+    given = {
+        "name": "little",
+        "overrides": [*overrides],
+        "variants": {"softmax": ["attn=softmax"], "plain": ["attn=linear"]},
+        "evaluations": ["copy"],
+        "seeds": [0, 1],
+        "probe_seeds": [0, 1],
+        "learning_rates": [4e-3],
+        "num_search_seeds": 1,
+    }
+    return PlanSettings(**{**given, **changed})
+
+
 def comparison_settings(plan: PlanSettings, outputs: Path, **changed: Any) -> ComparisonSettings:
     """Return settings of a comparison without a report and without imported cells."""
     settings = ComparisonSettings(

@@ -130,6 +130,8 @@ def test_results_that_are_there_are_exported(cells, experiment, tmp_path):
         "cells/\ud800/config.yaml",
         f"cells/{'x' * 300}/config.yaml",
         "cells/x/environment.json/../config.yaml",
+        *(f"{folder}/config.yaml" for folder in ("comparison.json", "freeze.json", "report", "cells", "cells/x")),
+        "copy-softmax-0123abcd/cells/a-0123abcd/config.yaml",
         3,
         None,
     ],
@@ -192,14 +194,6 @@ def test_an_environment_here_that_is_no_text_stays_beside_that_of_the_file(cells
     assert here.read_bytes() == b"\xff\xfe"
     [beside] = here.parent.glob("environment-*.json")
     assert beside.read_bytes() == (cells[0].folder / "environment.json").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "folder", ["comparison.json", "freeze.json", "report", "cells", "cells/x", "copy-softmax-0123abcd/cells/a-0123abcd"]
-)
-def test_a_folder_of_no_cell_s_name_is_refused(folder, exported, tmp_path):
-    lines = [*exported.read_text().splitlines(), json.dumps({"path": f"{folder}/config.yaml", "text": "a: 1"})]
-    refused(lines, tmp_path, "not a line that export= writes")
 
 
 def test_cells_of_no_plan_are_left_out_and_counted(cells, experiment, exported, tmp_path, caplog):

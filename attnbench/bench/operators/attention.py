@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, by_implementation, error_row, time_rows
-from attnbench.bench.operators.gate import compared_heads, largest_error, reference
+from attnbench.bench.operators.gate import affordable_heads, compared_heads, largest_error, reference
 from attnbench.bench.operators.passes import Passes
 from attnbench.bench.operators.roofline import attention_work
 from attnbench.evals.lib.rows import without_numbers
@@ -67,7 +67,7 @@ def example_of(problem: Problem, conditions: Conditions) -> Example:
         torch.randn(shape, generator=generator, device=conditions.device).to(conditions.dtype)
         for _ in range(4 if problem.with_gradients else 3)
     ]
-    heads = compared_heads(problem.batch_size * problem.num_heads, problem.sequence_length)
+    heads = compared_heads(problem.batch_size * problem.num_heads, affordable_heads(problem.sequence_length))
     query, key, value, *gradient = (by_head(x, heads) for x in inputs)
     expected = reference(query, key, value, gradient[0] if gradient else None, problem.causal)
     return Example(inputs=inputs, heads=heads, expected=expected)

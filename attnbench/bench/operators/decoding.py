@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.bench.base import MAX_ERROR, MILLISECONDS, Conditions, by_implementation, error_row, time_rows
 from attnbench.bench.operators.gate import largest_error
-from attnbench.bench.operators.steps import STEPS, CacheShape, StepExample, compared_heads
+from attnbench.bench.operators.steps import STEPS, CacheShape, StepExample
 from attnbench.evals.lib.step_cost import Timed
 from attnbench.machine.timing import ColdCaches
 from attnbench.ops.state_steps import StepInputs
@@ -32,7 +32,7 @@ def measure_steps(
         with torch.no_grad():
             call = step.prepare(example)
             output_BHK = call().reshape(shape.batch_size * shape.num_heads, 1, width)
-            error = largest_error([output_BHK[compared_heads(shape)]], [step.expected(example)], precision)
+            error = largest_error([output_BHK[shape.compared_heads]], [step.expected(example)], precision)
             times = repetition.times(call, device, before=ColdCaches(device))
         yield error_row(error, settings)
         floor_ms = step.work(shape, example.query_BHK.itemsize).floor_ms(conditions.ceilings)

@@ -20,9 +20,14 @@ MAX_WEIGHTS_AT_A_TIME = 2**25
 PARTS = ("output", "query's gradient", "key's gradient", "value's gradient")
 
 
-def compared_heads(num_heads: int, length: int) -> list[int]:
-    """Choose heads to compare, over all sequences: all if cheap, at least the first and the last."""
-    count = min(num_heads, max(2, MAX_WEIGHTS // length**2))
+def affordable_heads(length: int) -> int:
+    """Return the number of heads of this many positions that can be compared."""
+    return max(2, MAX_WEIGHTS // length**2)
+
+
+def compared_heads(num_heads: int, most: int) -> list[int]:
+    """Choose at most so many heads over all sequences, the first and the last among them."""
+    count = min(num_heads, most)
     return sorted({round(index * (num_heads - 1) / max(1, count - 1)) for index in range(count)})
 
 

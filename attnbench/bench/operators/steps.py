@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.bench.operators.gate import reference
+from attnbench.bench.operators.gate import compared_heads, reference
 from attnbench.bench.operators.roofline import Work
 from attnbench.machine.device import require_triton
 from attnbench.ops.attention.attention_kernels import IMPLEMENTATIONS, load_flash_attn
@@ -18,7 +18,7 @@ from attnbench.ops.state_steps import STATE_STEPS, StateStep, StepInputs
 from attnbench.settings.errors import UserError
 
 MAX_COMPARED = 8
-"""Heads of all sequences that are compared with float64, the first and the last among them."""
+"""Heads of all sequences that are compared with float64."""
 
 MAX_KERNEL_WIDTH = 256
 
@@ -35,6 +35,10 @@ class CacheShape:
     def cache(self) -> tuple[int, int, int, int]:
         """(B, S, G, K)."""
         return self.batch_size, self.cache_length, self.num_key_value_heads, self.head_width
+
+    @property
+    def compared_heads(self) -> list[int]:
+        return compared_heads(self.batch_size * self.num_heads, MAX_COMPARED)
 
 
 class StepExample(NamedTuple):
@@ -72,14 +76,9 @@ class Step:
         return self.name if self.backend is None else f"{self.name} ({self.backend(device_type, precision, width)})"
 
 
-def compared_heads(shape: CacheShape) -> list[int]:
-    count = shape.batch_size * shape.num_heads
-    return sorted({round(index * (count - 1) / (MAX_COMPARED - 1)) for index in range(MAX_COMPARED)})
-
-
 def _attention_expected(example: StepExample) -> Tensor:
     shape = example.shape
-    indices = [divmod(index, shape.num_heads) for index in compared_heads(shape)]
+    indices = [divmod(index, shape.num_heads) for index in shape.compared_heads]
     shared_by = shape.num_heads // shape.num_key_value_heads
     query_BTK = torch.stack([example.query_BHK[batch, head] for batch, head in indices])[:, None]
     key_BTK, value_BTK = (
@@ -134,7 +133,7 @@ def _refuse_triton(device_type: str, precision: str, width: int) -> str | None:
 
 def _of_state(name: str, step: StateStep) -> Step:
     def expected(example: StepExample) -> Tensor:
-        return step.define(example.newest).flatten(0, 2)[compared_heads(example.shape), None]
+        return step.define(example.newest).flatten(0, 2)[example.shape.compared_heads, None]
 
     def work(shape: CacheShape, itemsize: int) -> Work:
         numbers = shape.batch_size * shape.num_heads * shape.head_width**2

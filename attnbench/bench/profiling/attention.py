@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench.bench.base import SPEEDUP, Conditions, by_implementation, error_row, time_rows
 from attnbench.bench.operators.attention import by_head
-from attnbench.bench.operators.gate import compared_heads, largest_error, reference
+from attnbench.bench.operators.gate import affordable_heads, compared_heads, largest_error, reference
 from attnbench.bench.operators.roofline import Work, attention_work
 from attnbench.bench.profiling.recording import operator_rows, record
 from attnbench.evals.lib.rows import peak_row
@@ -126,7 +126,7 @@ def example_of(shape: GroupedShape, conditions: Conditions) -> PackedExample:
     )
     packed_BTC = packed_BTC.to(conditions.dtype)
     angles = rotation(shape.sequence_length, shape.head_width, 0, THETA, conditions.device)
-    heads = compared_heads(shape.batch_size * shape.num_heads, shape.sequence_length)
+    heads = compared_heads(shape.batch_size * shape.num_heads, affordable_heads(shape.sequence_length))
     query, key, value = shape.split(packed_BTC.double())
     everything = [
         rotate(query, angles.double()),

@@ -37,8 +37,6 @@ LEVELS: tuple[tuple[Callable[["Kind"], Any], int], ...] = (
 """Sets of runs, from coarse to fine, by which a guess of seconds is scaled to what was measured, and the weight of the
 guess in finished runs: the first to finish are often those of the cheapest variant."""
 
-LOWER_IS_BETTER = ("perplexity", "nats_per_character")
-
 
 class Kind(NamedTuple):
     """Cells that take about equally long: of one evaluation, variant, task and number of steps."""
@@ -73,8 +71,8 @@ def stages(kinds: Counter[Kind]) -> Counter[str]:
 
 
 class Progress:
-    """Prints a line per finished run, and the running ones with the time left: on a terminal below the lines, in a file
-    after each line. A notebook shows only a bar.
+    """Prints a line per finished run, and the running ones with the time left: on a terminal in two lines below, in a
+    file after each line. A notebook shows only a bar.
 
     Args:
         left: number of runs by kind.
@@ -90,13 +88,14 @@ class Progress:
         self.skipped: set[Path] = set()
         self.waiting: list[Job] = []
         self.bests: dict[tuple[str, ...], tuple[float, str]] = {}
-        """Best score, negative where lower is better, and its text, by evaluation, metric and task."""
+        """Rank of the best score, the higher the better, and its text, by evaluation, metric and task."""
         self.began: list[float] = []
         """By the clock, of the runs under way, which are the first that wait."""
         self.at_a_time = 1
         self.in_notebook = in_notebook()
-        shape = "{n_fmt}/{total_fmt} |{bar}| {desc}" if self.in_notebook else "{desc}"
-        self._line = bar(total=self.total, bar_format=shape, leave=False)
+        shapes = ["{n_fmt}/{total_fmt} |{bar}| {desc}"] if self.in_notebook else ["{desc}", "{desc}"]
+        bars = [bar(total=self.total, bar_format=shape, leave=False) for shape in shapes]
+        self._bars = [it for it in bars if it is not None]
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Add runs that were not known at the beginning."""
@@ -118,7 +117,7 @@ class Progress:
         self.waiting, self.at_a_time = list(jobs), at_a_time
         self.began = [time.monotonic()] * min(at_a_time, len(jobs))
         if jobs:
-            self._show(f"[{self.total - self.left.total()}/{self.total}]" if self._line is None else "")
+            self._show("" if self._bars else self._number())
 
     def extend(self, jobs: Sequence[Job]) -> None:
         """Add runs that come before the waiting ones."""
@@ -133,53 +132,58 @@ class Progress:
             self.began.append(time.monotonic())
         share = outcome.seconds / self.at_a_time
         self.seconds.setdefault(kind, []).append(share)
-        became, score = what_came_out(job) if outcome.error is None else (f"failed: {outcome.error}", None)
-        if score is not None and kind.is_training:
-            self._keep_best(kind, score)
-        number = f"[{self.total - self.left.total()}/{self.total}]"
-        self._show(f"{number} {job.label}: {became}, {duration(outcome.seconds)}", is_wanted=outcome.error is not None)
+        became = what_came_out(job) if outcome.error is None else CameOut(f"failed: {outcome.error}")
+        if became.row is not None and became.higher_is_better is not None and kind.is_training:
+            self._keep_best(kind, became.row, 1 if became.higher_is_better else -1)
+        line = f"{self._number()} {job.label}: {became.text}, {duration(outcome.seconds)}"
+        self._show(line, is_wanted=outcome.error is not None)
 
-    def _keep_best(self, kind: Kind, row: ResultRow) -> None:
+    def _keep_best(self, kind: Kind, row: ResultRow, sign: int) -> None:
         score = row.measurement
         assert score.value is not None
         task = kind.group, *key_of(row)
-        rank = -score.value if score.metric in LOWER_IS_BETTER else score.value
-        new = rank, f"{row.identity.variant} {_number(score)}"
+        new = sign * score.value, f"{row.identity.variant} {_number(score)}"
         # The task of the run that finished last comes last.
         self.bests[task] = max(self.bests.pop(task, new), new)
 
     def close(self) -> None:
         """Remove the status below the lines."""
-        if self._line is not None:
-            self._line.close()
+        for it in reversed(self._bars):
+            it.close()
+
+    def _number(self) -> str:
+        return f"[{self.total - self.left.total()}/{self.total}]"
 
     def _show(self, line: str, *, is_wanted: bool = False) -> None:
         """Show the status and, unless in a notebook that does not want it, the line."""
-        left = self.seconds_left()
-        parts = [f"about {duration(left)} to go"] if left else []
-        if parts and (uncounted := self.uncounted()):
-            parts[0] += f" and {uncounted} timed runs"
+        left, going, best = self.seconds_left(), [], []
+        whole = [f"about {duration(left)} to go"] if left else []
+        if whole and (uncounted := self.uncounted()):
+            whole[0] += f" and {uncounted} timed runs"
         if self.waiting and self.tells_now:
             kind, others = kind_of(self.waiting[0]), min(self.at_a_time, len(self.waiting)) - 1
             [stage] = stages(Counter([kind]))
             done = self.of_stage[stage] - stages(self.left)[stage]
-            parts.append(f"{stage} {done}/{self.of_stage[stage]}")
-            parts += [f"best {best}" for task, (_, best) in self.bests.items() if task[0] == kind.group][-1:]
-            parts.append(f"now {kind.name.removeprefix(f'{kind.group} ')}{f' and {others} more' if others else ''}")
-        status = ", ".join(parts)
-        if self._line is None:
+            whole.append(f"{stage} {done}/{self.of_stage[stage]}")
+            best = [f"best {best}" for task, (_, best) in self.bests.items() if task[0] == kind.group][-1:]
+            going = [f"now {kind.name.removeprefix(f'{kind.group} ')}{f' and {others} more' if others else ''}"]
+        if not self._bars:
+            status = ", ".join([*whole, *best, *going])
             log.info(f"{line} ({status})" if status else line)
             return
         if line and (is_wanted or not self.in_notebook):
             log.info(line)
-        self._line.total, self._line.n = self.total, self.total - self.left.total()
-        status = printable(status)
-        self._line.set_description_str(status if len(status) <= COLUMNS else f"{status[: COLUMNS - 1]}…")
+        numbered = [" ".join([self._number(), *whole[:1]]), *whole[1:]]
+        shown = [[*whole, *going, *best]] if self.in_notebook else [numbered, [*going, *best]]
+        for it, parts in zip(self._bars, shown, strict=True):
+            it.total, it.n = self.total, self.total - self.left.total()
+            it.set_description_str(fitting(parts))
 
     def seconds_left(self) -> float | None:
-        """Estimate from the times of finished runs and the plan's costs, without the runs that `uncounted` has; None if
-        nothing is known."""
-        guess = self._guess()
+        """Estimate from the times of finished runs and, in proportion to them, the plan's costs, without the runs that
+        `uncounted` has. None before the first run, because costs are of another machine, which may be three times as
+        slow; and where nothing is known of some trainings."""
+        guess = self._guess() if self.seconds else {}
         if not guess:
             return None
         # Runs under way first, then the others, each as soon as another ends; what is timed runs alone, at the end.
@@ -231,21 +235,36 @@ class Progress:
         return guess
 
 
-def what_came_out(job: Job) -> tuple[str, ResultRow | None]:
-    """Name the score of a run (accuracy 98 %, pairs 16), with its row, or the reason why it has none."""
+class CameOut(NamedTuple):
+    text: str
+    """Score of a run in words (accuracy 98 %, pairs 16), or the reason why it has none."""
+    row: ResultRow | None = None
+    """Row of the score."""
+    higher_is_better: bool | None = None
+    """None: its evaluation has no primary metric, which would tell."""
+
+
+def what_came_out(job: Job) -> CameOut:
     answer = read_or_failure(path for path in job.all_results if path.exists())
     if isinstance(answer, Failure):
-        return answer.reason, None
-    plots = [pair for part in job.parts for pair in part.plots[:1]]
-    for metric, axis in (*plots, ("selection", ""), ("nats_per_character", "")):
+        return CameOut(answer.reason)
+    ways = [(part, part.primary and part.primary.higher_is_better) for part in job.parts]
+    plots = [(*pair, is_better) for part, is_better in ways for pair in part.plots[:1]]
+    for metric, axis, is_better in (*plots, ("selection", "", True), ("nats_per_character", "", False)):
         scores = [row for row in answer if row.measurement.metric == metric and _is_score(row.measurement)]
         if scores:
             last = scores[-1].measurement
             at = where({axis: last.settings[axis]}) if axis in last.settings else ""
             shown = f", {at}" if at and at not in job.label else ""
-            return f"{metric_name(metric, last.unit)} {_number(last)}{shown}", scores[-1]
+            return CameOut(f"{metric_name(metric, last.unit)} {_number(last)}{shown}", scores[-1], is_better)
     failed = (f"{it.status}: {it.reason}" for it in (row.measurement for row in answer) if it.status != "ok")
-    return next(failed, "no number"), None
+    return CameOut(next(failed, "no number"))
+
+
+def fitting(parts: Sequence[str]) -> str:
+    """Join the first parts that fit into a line of a terminal."""
+    texts = [printable(", ".join(parts[:number])) for number in range(1, len(parts) + 1)]
+    return next((text for text in reversed(texts) if len(text) <= COLUMNS), texts[0][:COLUMNS] if texts else "")
 
 
 def _number(score: Measurement) -> str:

@@ -15,6 +15,7 @@ import torch
 from attnbench.machine.environment import environment_id
 from attnbench.machine.locks import device_lock
 from attnbench.results.folder import recording, stamp_environment, write_config
+from attnbench.results.metrics import Primary
 from attnbench.results.protocol import PROTOCOL, protocol_id
 from attnbench.results.row_files import ResultsWriter, read_results
 from attnbench.results.rows import Identity, Measurement, ResultRow
@@ -39,6 +40,7 @@ class Job(ABC):
         rerun: run although its results exist.
         shares_device: other jobs run on the device at the same time.
         plots: (metric, axis) pairs of its evaluation, the headline first.
+        primary: of its evaluation; None: none of its numbers is judged.
         failure: error of the command after the rows have been written; set by `rows`.
     """
 
@@ -55,6 +57,7 @@ class Job(ABC):
     failure: UserError | Interrupted | None = None
     shares_device: bool = False
     plots: tuple[tuple[str, str], ...] = ()
+    primary: Primary | None = None
 
     @property
     def results(self) -> Path:

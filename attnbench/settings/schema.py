@@ -299,7 +299,7 @@ class PlanSettings:
     """Trainings of a probe, with other seeds and rates, that share each step; None (auto): as measured on the
     device."""
     costs: dict[str, float] = field(default_factory=dict)
-    """Seconds of a run of an evaluation, or of `training`: first estimate of the time left."""
+    """Seconds of a run of an evaluation, or of `training`, on some machine: those of finished runs scale them."""
     dry_run: bool = False
     claim: ClaimSettings | None = None
     """A plan with a claim is a finding, and ranks nothing."""

@@ -191,11 +191,11 @@ class Sitting:
 
 
 class Estimate:
-    """Print once, on a CPU, how long the training will take, and recommend the demo if that is long."""
+    """Print once how long a training on a CPU will take, if that is long, and recommend the demo."""
 
     def __init__(self, bar: ProgressBar, start_step: int, experiment: str) -> None:
-        self.bar, self.first, self.experiment = bar, start_step + 4, experiment
-        self.started, self.is_told = time.perf_counter(), False
+        self.bar, self.first = bar, start_step + 4
+        self.started, self.is_told = time.perf_counter(), experiment == "demo"
 
     def __call__(self, state: TrainState, report: StepReport) -> None:
         is_early = state.step < self.first or time.perf_counter() - self.started < ESTIMATE_SECONDS
@@ -203,9 +203,12 @@ class Estimate:
         if self.is_told or is_early or not seconds:
             return
         self.is_told = True
-        log.info("about %s of training to go on this CPU", duration(seconds))
-        if seconds > LONG_SECONDS and self.experiment != "demo":
-            log.info("experiment=demo trains a smaller model on a smaller corpus in minutes")
+        if seconds > LONG_SECONDS:
+            log.info(
+                "about %s of training to go on this CPU; experiment=demo trains a smaller model on a smaller corpus "
+                "in minutes",
+                duration(seconds),
+            )
 
 
 def duration(seconds: float) -> str:

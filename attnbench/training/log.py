@@ -130,9 +130,9 @@ class ProgressBar:
         self._recent: deque[tuple[float, int]] = deque()
         self._line_step, self._line_time = start_step, time.perf_counter()
         # The longest figures and the description leave a few of 80 columns for the bar.
-        shape: dict[str, Any] = {"desc": self.description, "bar_format": "{desc} |{bar}|{postfix}"}
-        delay = PASSING_SECONDS if passing else 0
-        self._bar = bar(total=total_steps, initial=start_step, leave=not passing, delay=delay, **shape)
+        name = self.description.replace("{", "{{").replace("}", "}}")
+        shape: dict[str, Any] = {"bar_format": f"{name} |{{bar}}| {{desc}}", "delay": PASSING_SECONDS if passing else 0}
+        self._bar = bar(total=total_steps, initial=start_step, leave=not passing, **shape)
 
     def update(self, step: int, loss: float | None = None) -> None:
         """Show that `step` steps are done; a loss is shown until the next one.
@@ -146,7 +146,7 @@ class ProgressBar:
             self._recent.popleft()
         self.step, self._loss = step, self._loss if loss is None else loss
         if self._bar is not None:
-            self._bar.set_postfix_str(self._figures(), refresh=False)
+            self._bar.set_description_str(self._figures(), refresh=False)
             self._bar.update(step - self._bar.n)
         elif now - self._line_time >= LINE_SECONDS or (
             not self.passing and (step - self._line_step) * 10 >= self.total_steps

@@ -37,7 +37,8 @@ from small import (
 
 from attnbench.comparison import compare, dry_run, workers
 from attnbench.comparison.plan import Comparison
-from attnbench.comparison.progress import Kind, Progress, what_came_out
+from attnbench.comparison.progress import CameOut, Kind, Progress, fitting, what_came_out
+from attnbench.evals.perplexity import Perplexity
 from attnbench.machine.bars import AboveTheBar
 from attnbench.machine.processes import Outcome
 from attnbench.mixers.flash import Flash
@@ -556,8 +557,8 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
     given = settings(text, tmp_path, evaluations=["copy"], probe_seeds=[0], num_workers=1, costs={"copy": 60.0})
     compared(given)
     said = [record.message for record in caplog.records]
-    # Before anything has run the plan's measured costs count, and then the one second that each cell takes.
-    assert any(line.startswith("[0/6] (about 6:00 to go, copy 0/6, now softmax") for line in said)
+    # No time left before anything has run: the plan's costs are of another machine.
+    assert any(line.startswith("[0/6] (copy 0/6, now softmax") for line in said)
     lines = [line for line in said if re.match(r"\[\d/6\] copy", line)]
     assert [line.split("]")[0] for line in lines] == [f"[{number}/6" for number in range(1, 7)]
     status = r"\(about 0:05 to go, copy 1/6, best softmax [\d.]+ %, now softmax"
@@ -571,9 +572,9 @@ def test_progress_says_what_came_out_what_runs_and_how_long_the_rest_takes(text,
 def test_a_number_without_a_unit_has_none_in_its_line(unit, said, monkeypatch):
     row = SimpleNamespace(measurement=Measurement(metric="perplexity", value=9.757, unit=unit))
     monkeypatch.setattr("attnbench.comparison.progress.read_or_failure", lambda paths: [row])
-    job = SimpleNamespace(plots=[("perplexity", "sequence_length")])
-    cell = SimpleNamespace(all_results=(), parts=[job], label="training softmax")
-    assert what_came_out(cell)[0] == said  # pyright: ignore[reportArgumentType]
+    job = SimpleNamespace(plots=[("perplexity", "sequence_length")], primary=Perplexity.primary)
+    cell: Any = SimpleNamespace(all_results=(), parts=[job], label="training softmax")
+    assert what_came_out(cell) == (said, row, False)
 
 
 def test_a_finished_comparison_is_read_judged_and_drawn_no_more_than_needed(copied, text, ran, monkeypatch):
@@ -622,9 +623,10 @@ def test_the_best_score_so_far_is_that_of_the_task_of_the_last_run(monkeypatch, 
         )
     ]
 
-    def came_out(run: Any) -> tuple[str, ResultRow]:
+    def came_out(run: Any) -> CameOut:
         measurement = Measurement(metric=run.metric, value=run.value, unit="", settings={"num_pairs": run.pairs})
-        return "", ResultRow(identity=identity_of(variant=run.variant, evaluation=run.group), measurement=measurement)
+        row = ResultRow(identity=identity_of(variant=run.variant, evaluation=run.group), measurement=measurement)
+        return CameOut("", row, run.metric == "accuracy")
 
     monkeypatch.setattr("attnbench.comparison.progress.what_came_out", came_out)
     monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda run: Kind(run.group, run.variant, 2.0))
@@ -653,6 +655,14 @@ def test_on_a_terminal_lines_are_broken_between_words_and_in_a_file_they_are_who
         assert last == command
 
 
+def test_parts_of_a_status_that_do_not_fit_are_left_out_whole():
+    parts = ["now gated_deltanet and 1 more", "best gated_deltanet 6.082 of 7", "about 12:50 to go"]
+    assert fitting(parts) == ", ".join(parts[:2])
+    assert fitting(parts[:1]) == parts[0]
+    assert fitting([]) == ""
+    assert len(fitting(["x" * 100, "y"])) < 80
+
+
 def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that_run(monkeypatch):
     cells: list[Any] = [SimpleNamespace(label=name) for name in ("one", "two", "three", "new")]
     monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda job: Kind("copy", job.label))
@@ -663,11 +673,10 @@ def test_cells_that_become_known_run_before_those_that_wait_and_after_those_that
     assert progress.waiting == [one, two, new, three]
 
 
-def test_the_time_left_begins_with_the_plan_s_costs_and_follows_what_runs():
+def test_the_time_left_follows_what_runs_and_the_plan_s_costs_in_proportion():
     copy, training = Kind("copy", "copy softmax"), Kind("training", "training softmax")
     progress = Progress(Counter({copy: 2, training: 1}), {"copy": 10.0, "training": 100.0})
-    assert progress.seconds_left() == 120
-    assert Progress(Counter({copy: 2}), {}).seconds_left() is None
+    assert progress.seconds_left() is None
     # Twice as slow as on the machine that the costs are of.
     progress.seconds, progress.left = {copy: [20.0]}, Counter({copy: 1, training: 1})
     assert progress.seconds_left() == 20 + 200

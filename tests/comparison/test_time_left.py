@@ -8,27 +8,30 @@ from typing import Any
 import pytest
 import yaml
 
-from attnbench.comparison.progress import Kind, Progress
+from attnbench.comparison.progress import CameOut, Kind, Progress
 from attnbench.machine.processes import Outcome
 from attnbench.results.rows import TRAINING
 from attnbench.settings.schema import CONF
 
 SIZES = {"recall": 39_321_600, "copy": 21_504_000, TRAINING: 41_943_040}
 TOOK = {
-    ("recall", "softmax"): [51.4, 55.7, 51.3],
-    ("recall", "linear"): [59.9, 62.4, 64.8],
-    ("recall", "gated_deltanet"): [77.0, 71.0, 30.9],
-    ("copy", "softmax"): [48.5, 48.9, 28.5],
-    ("copy", "linear"): [26.3, 22.7, 30.3],
-    ("copy", "gated_deltanet"): [47.6, 52.5, 55.3],
-    (TRAINING, "softmax"): [117.9, 113.7, 87.0],
-    (TRAINING, "linear"): [73.7, 88.2, 87.2],
-    (TRAINING, "gated_deltanet"): [79.8, 76.1, 86.3],
-    **{("throughput", str(index)): [seconds] for index, seconds in enumerate((29.4, 29.8, 26.6, 25.1))},
-    **{("memory", str(index)): [seconds] for index, seconds in enumerate((18.2, 15.3, 14.2, 16.4))},
-    **{("scaling", str(index)): [seconds] for index, seconds in enumerate((13.1, 13.2, 16.8, 14.0))},
+    ("recall", "softmax"): [23, 27, 23],
+    ("recall", "linear"): [27, 25, 24],
+    ("recall", "gated_deltanet"): [31, 29, 25],
+    ("copy", "softmax"): [8, 8, 9],
+    ("copy", "linear"): [11, 11, 11],
+    ("copy", "gated_deltanet"): [18, 17, 16],
+    (TRAINING, "softmax"): [40, 41, 36],
+    (TRAINING, "linear"): [29, 27, 27],
+    (TRAINING, "gated_deltanet"): [30, 29, 29],
+    **{("throughput", str(index)): [seconds] for index, seconds in enumerate((7, 6, 6, 8))},
+    **{("memory", str(index)): [seconds] for index, seconds in enumerate((6, 6, 6, 7))},
+    **{("scaling", str(index)): [seconds] for index, seconds in enumerate((5, 8, 5, 8))},
 }
-"""Seconds of the runs of plan=demo on two cores that had other work too, by evaluation and variant."""
+"""Seconds of the runs of plan=demo on two cores, by evaluation and variant."""
+
+SOON = 20.0
+"""Seconds of two timed runs or one training; less is not estimated."""
 
 WORKERS = 2
 
@@ -46,7 +49,7 @@ def replayed(
     now, told = 0.0, []
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr("attnbench.comparison.progress.kind_of", lambda job: job.kind)
-    monkeypatch.setattr("attnbench.comparison.progress.what_came_out", lambda job: ("", None))
+    monkeypatch.setattr("attnbench.comparison.progress.what_came_out", lambda job: CameOut(""))
     progress = Progress(Counter(job.kind for job in jobs), costs)
     for is_training, workers in ((True, WORKERS), (False, 1)):
         waiting = [job for job in jobs if job.kind.is_training == is_training]
@@ -66,11 +69,14 @@ def replayed(
 
 
 @pytest.mark.parametrize("first", ["recall", "copy", "linear", "softmax", "gated_deltanet", TRAINING])
-@pytest.mark.parametrize(("has_costs", "error"), [(True, 0.3), (False, 0.4)])
+@pytest.mark.parametrize(("has_costs", "error"), [(True, 0.3), (False, 0.5)])
 def test_from_a_third_of_the_time_on_the_time_left_is_about_right(has_costs, error, first, monkeypatch):
     costs = yaml.safe_load((CONF / "plan" / "demo.yaml").read_text())["costs"] if has_costs else {}
     found = replayed(sorted(TOOK, key=lambda kind: first not in kind), costs, monkeypatch)
-    later = [(left, told) for gone, left, told in found if gone > left / 2 and left > 1]
-    assert len(later) > 20
+    later = [(left, told) for gone, left, told in found if gone > left / 2 and left > SOON]
+    assert len(later) > 10
     assert all(told is not None and abs(told - left) <= error * left for left, told in later), later
     assert found[-1][2] == 0
+    # Two runs of one kind are the first that tell anything.
+    assert found[0][2] is not None
+    assert 1 / 2 < found[0][2] / found[0][1] < 2

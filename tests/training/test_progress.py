@@ -58,7 +58,7 @@ def test_without_a_terminal_a_plain_line_at_every_tenth(clock, capsys):
 
 def test_who_trains_the_demo_is_not_told_of_it(clock, caplog, capsys):
     caplog.set_level(logging.INFO, logger="attnbench")
-    for experiment, num_lines in (("demo", 1), ("default", 2)):
+    for experiment, num_lines in (("demo", 0), ("default", 1)):
         caplog.clear()
         bar = ProgressBar(10**6, 1000, 0, "softmax")
         estimate = Estimate(bar, 0, experiment)
@@ -69,26 +69,18 @@ def test_who_trains_the_demo_is_not_told_of_it(clock, caplog, capsys):
         assert len(caplog.records) == num_lines
 
 
-def test_the_estimate_is_the_time_that_the_bar_shows(clock, caplog, capsys):
+@pytest.mark.parametrize(("seconds", "num_lines"), [(100.0, 1), (1.0, 0)])
+def test_a_long_training_is_told_once_with_the_time_that_the_bar_shows(seconds, num_lines, clock, caplog, capsys):
     caplog.set_level(logging.INFO, logger="attnbench")
-    bar = ProgressBar(100, 1000, 0, "softmax")
+    bar, shown = ProgressBar(100, 1000, 0, "softmax"), []
     estimate = Estimate(bar, 0, "default")
     for step in range(1, 101):
-        # The first steps are slower.
-        clock.append(clock[-1] + (1.0 if step > 4 else 5.0))
+        clock.append(clock[-1] + seconds)
         bar.update(step)
         estimate(Mock(step=step), Mock())
-        if caplog.records:
-            break
-    assert duration(bar.seconds_left) in caplog.messages[0]
-    for later in range(bar.step + 1, 101):
-        clock.append(clock[-1] + 1.0)
-        bar.update(later)
-        estimate(Mock(step=later), Mock())
-    assert len(caplog.records) == 1
-    short = Estimate(ProgressBar(5, 1000, 0, "softmax"), 0, "default")
-    short(Mock(step=5), Mock())
-    assert len(caplog.records) == 1
+        shown.append(duration(bar.seconds_left or 0.0))
+    assert len(caplog.messages) == num_lines
+    assert all(re.search(r"about ([\d:]+) of", message)[1] in shown for message in caplog.messages)
 
 
 def test_without_a_terminal_a_line_after_half_a_minute(clock, capsys):
@@ -183,3 +175,17 @@ def test_a_load_above_the_cores_is_told_once_and_names_the_remedy(monkeypatch, c
     warn_of_load.cache_clear()
     warn_of_load()
     assert len(caplog.records) == 1
+
+
+def test_a_bar_has_its_name_before_it_and_its_figures_behind_it(clock, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar(10, 1000, 0, "mine{0}")
+    for step in range(1, 11):
+        clock.append(clock[-1] + 1.0)
+        bar.update(step, loss=2.5)
+    bar.close()
+    last = re.split(r"[\r\n]", screen.getvalue().rstrip())[-1]
+    assert re.fullmatch(r"mine\{0\} \|[█#]+\| 10/10 loss 2.5 1k tok/s", last)
+    assert len(last) < 80

@@ -23,6 +23,7 @@ from yaml import YAMLError
 from attnbench.cli.mistakes import explain
 from attnbench.cli.mixer import read_mixer
 from attnbench.cli.reading import read_settings
+from attnbench.settings.check import check_argument
 from attnbench.settings.errors import UserError
 from attnbench.settings.paths import user_path
 from attnbench.settings.schema import CONF, MixerSettings, RunSettings
@@ -45,9 +46,17 @@ def compose(
         overrides: one text, "attn=linear seq_len=64", or a list of words.
         config_dir: as --config-dir, a folder of yamls; the classes that they name are then trusted.
     """
-    if isinstance(overrides, str):
-        overrides = shlex.split(overrides)
+    overrides = split_words(overrides) if isinstance(overrides, str) else overrides
+    check_argument("overrides", overrides, list | tuple, 'a text, "attn=linear seq_len=64", or a list of words')
     return read_words(read_settings, overrides, config_name, config_dir)
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into words as a shell does."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{text}: {error}; a list of words needs no quotes") from None
 
 
 def read_words(
@@ -58,6 +67,7 @@ def read_words(
 ) -> Settings:
     """Return the settings that `read` makes of a command line's configuration; see `compose`."""
     for word in overrides:
+        check_argument("word", word, str, 'a text, "seq_len=64"')
         if re.match(r"[+~]*(@[^=]*)?(=|$)", word):
             raise UserError(f"{word}: names no setting; NAME=VALUE does")
         if len(word) > MAX_WORD_CHARACTERS:

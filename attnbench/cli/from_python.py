@@ -4,7 +4,6 @@ import importlib
 import logging
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from attnbench.cli.compose import compose, own_conf, read_words
+from attnbench.cli.compose import compose, own_conf, read_words, split_words
 from attnbench.cli.reading import read_comparison
 from attnbench.comparison import execute
 from attnbench.comparison.compare import compare as carry_out
@@ -24,8 +23,8 @@ from attnbench.machine.bars import AboveTheBar
 from attnbench.report.results import Results
 from attnbench.results.identity import sources_of
 from attnbench.results.row_files import begin_sitting
-from attnbench.settings.check import check_name
-from attnbench.settings.errors import Interrupted, UserError
+from attnbench.settings.check import check_argument, check_name
+from attnbench.settings.errors import Interrupted, UserError, did_you_mean
 from attnbench.settings.escape import OneLine
 from attnbench.settings.registry import TRUSTED, is_own
 from attnbench.settings.schema import ComparisonSettings, PlanSettings, RunSettings
@@ -60,8 +59,13 @@ def compare(
     if not isinstance(variants, Mapping):
         raise UserError(f'variants={variants}: must be a dictionary of names, {{"softmax": "attn=softmax"}}')
     for name in variants:
+        check_argument("variants: name", name, str, "a text")
         check_name("variants", name)
-    lists = {name: _listed(given) for name, given in variants.items()}
+    known = {*PLAN_SETTINGS, *(entry.name for entry in fields(ComparisonSettings)), "export", "import"}
+    for name in settings.keys() - known:
+        if near := did_you_mean(name, PLAN_SETTINGS):
+            raise UserError(f"{name}={settings[name]}: unknown setting{near}")
+    lists = {name: _listed(given, f"variants: {name}") for name, given in variants.items()}
     named = [_word(f"plan.{name}" if name in PLAN_SETTINGS else name, value) for name, value in settings.items()]
     with _working(*(word for listed in lists.values() for word in listed)):
         known = read_words(_variants_of_plan, [*words, *named], "compare", config_dir)
@@ -104,6 +108,7 @@ def load(folder: Path | str) -> Results:
     Raises:
         UserError: no such folder, no results, or an altered file.
     """
+    check_argument("folder", folder, Path | str, "the folder of an experiment or of a run")
     results = Results(Path(folder))
     # Read now, so that an error is here.
     _ = results.inputs
@@ -114,24 +119,24 @@ def _variants_of_plan(config: Any, _: Any) -> list[str]:
     return [str(name) for name in config.plan.variants]
 
 
-def _listed(words: Words) -> list[str]:
-    """Return words one by one, with a class as the words that name it."""
+def _listed(words: Words, where: str = "words") -> list[str]:
+    """Return words one by one, with a class as the words that name it; messages begin with `where`."""
     if isinstance(words, str):
-        return shlex.split(words)
+        return split_words(words)
     listed = words if isinstance(words, Sequence) else [words]
-    return [word for it in listed for word in ((it,) if isinstance(it, str) else _words_of_class(it))]
+    return [word for it in listed for word in ((it,) if isinstance(it, str) else _words_of_class(it, where))]
 
 
-def _words_of_class(cls: Any) -> tuple[str, str]:
+def _words_of_class(cls: Any, where: str) -> tuple[str, str]:
     """Training processes import the class by these words."""
     if isinstance(cls, nn.Module):
         name = type(cls).__name__
         raise UserError(
-            f"{name}: is an instance, and every model builds its own; give the class, {name}, and arguments of its "
-            f"constructor as words: [{name}, 'attn.options.num_heads=4']"
+            f"{where}: {name} is an instance, and every model builds its own; give the class, {name}, and arguments of "
+            f"its constructor as words: [{name}, 'attn.options.num_heads=4']"
         )
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise UserError(f"{cls!r}: must be words, or a class of an nn.Module")
+        raise UserError(f'{where}: {cls!r} must be words, "attn=linear", or a class of an nn.Module')
     name, module = cls.__qualname__, cls.__module__
     if module == "__main__" or "." in name:
         where = "inside of another definition" if "." in name else "in this notebook or program"

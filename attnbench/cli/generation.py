@@ -21,7 +21,7 @@ from attnbench.machine.signals import answering
 from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import FiniteSampling, continuation
 from attnbench.model.stored import ModelRecord, load_checkpoint, tokenizer_of
-from attnbench.settings.check import check
+from attnbench.settings.check import check, check_argument
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import printable_text
 from attnbench.settings.hybrid import backends_of, parts_of
@@ -74,6 +74,10 @@ def sample(
 
     Model and record come from `load_checkpoint`; the others are settings of attnbench generate.
     """
+    pair = "as load_checkpoint returns it: model, record = load_checkpoint(FOLDER)"
+    check_argument("model", model, LanguageModel, pair)
+    check_argument("record", record, ModelRecord, pair)
+    check_argument("prompt", prompt, str, "a text")
     device = str(_device_of(model))
     settings = GenerationSettings(
         **{"run": "", "checkpoint": "final", "prompt": prompt, "prompt_file": None, "num_samples": 1},

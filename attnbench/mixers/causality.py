@@ -41,6 +41,8 @@ def seen_of_the_future(
     why = f" ({', '.join(sorted(norms))}: averages over positions; nn.LayerNorm and nn.RMSNorm do not)" if norms else ""
     with computing(precision, x_BTD.device):
         y_BTD, _ = checked_return(mixer(_narrowed(x_BTD, precision)), x_BTD)
+        if not y_BTD.isfinite().all():
+            raise ReturnError("its output for random numbers is not finite; divide by what may be 0 with care")
         if not y_BTD.requires_grad:
             raise ReturnError("its output has no gradient, so that it cannot be trained; remove no_grad or detach")
         if not y_BTD.any():

@@ -30,7 +30,7 @@ from attnbench.model.building import build_meta, num_bytes, resolve_mixer, take_
 from attnbench.model.language_model import LanguageModel
 from attnbench.results.checkpoint_files import NEEDED, OPTIMIZER, WEIGHTS
 from attnbench.results.files import sync
-from attnbench.settings.check import read
+from attnbench.settings.check import check_argument, read
 from attnbench.settings.earlier import current_mixer
 from attnbench.settings.errors import UserError
 from attnbench.settings.registry import trust
@@ -155,6 +155,7 @@ def load_checkpoint(
             by name of its mixers, {"flash": "sdpa"}, the others auto.
         trusted: classes outside attnbench that may be built, beside those of a `compose([...], config_dir=...)`.
     """
+    check_argument("folder", folder, Path | str, "the folder of a run")
     trust(trusted)
     final, resolved = Path(folder, "checkpoint", "final"), resolve_device(device)
     folder = final if final.is_dir() else Path(folder)

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from functools import cached_property
+from io import StringIO
 from math import nan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
+from rich.console import Console
 
+from attnbench.machine.bars import COLUMNS
 from attnbench.report.blocks import Picture
 from attnbench.report.charts.style import alone
 from attnbench.report.inputs import Inputs, read_inputs
@@ -17,6 +20,7 @@ from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.front import first_answer
 from attnbench.report.sections.scores import score_table
 from attnbench.report.sections.words import capitalized, metric_name, where
+from attnbench.report.terminal import print_comparison
 from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.tables import to_html
 from attnbench.settings.errors import UserError, did_you_mean
@@ -158,6 +162,15 @@ class Results:
 
     def __repr__(self) -> str:
         return f"Results of {self.folder}"
+
+    def __str__(self) -> str:
+        """The table and the sentences that the command prints."""
+        text = StringIO()
+        try:
+            print_comparison(self.inputs, Console(file=text, width=COLUMNS + 1))
+        except UserError as error:
+            return str(error)
+        return text.getvalue()
 
     def _repr_html_(self) -> str:
         try:

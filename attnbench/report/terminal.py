@@ -57,17 +57,17 @@ def _endings(folders: Mapping[Path, Sequence[str]]) -> dict[str, str]:
     }
 
 
-def print_comparison(inputs: "Inputs") -> None:
+def print_comparison(inputs: "Inputs", console: Console | None = None) -> None:
     # Imported here: it loads torch, and commands check their settings first.
     from attnbench.report.sections.effects import factorial_tables
 
-    protocol = inputs.protocol
+    protocol, console = inputs.protocol, console or Console()
     if protocol.factors:
         factorial = Factorial.of(protocol.variants, protocol.factors)
         for table in factorial_tables(factorial, inputs.figures, inputs.primaries):
-            print_table(table)
+            print_table(table, console)
         if inputs.imported:
-            print(printable(inputs.imported))
+            console.print(printable(inputs.imported), markup=False, highlight=False)
         return
     content = summary(inputs.figures, inputs.verdicts, protocol.variants)
     lacking = {
@@ -81,7 +81,7 @@ def print_comparison(inputs: "Inputs") -> None:
     # Once below the table, where each cell of a variant would repeat it.
     table, repeated = summary_table(content), {without for _, without in lacking}
     lines = [[_leaving_out(cell, repeated) for cell in line] for line in table.lines]
-    print_table(replace(table, lines=lines, notes=notes))
+    print_table(replace(table, lines=lines, notes=notes), console)
 
 
 def _leaving_out(cell: str | TableCell, notes: Set[str]) -> str | TableCell:

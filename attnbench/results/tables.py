@@ -17,6 +17,7 @@ from rich.text import Text
 
 from attnbench.results.row_files import by_age, read_results, started_at
 from attnbench.results.rows import ResultRow
+from attnbench.settings.check import check_argument
 from attnbench.settings.errors import UserError
 from attnbench.settings.escape import markdown_text, printable
 from attnbench.settings.untrusted import MAX_JSON_BYTES, read_bounded
@@ -238,12 +239,20 @@ def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
     return f"No ranking of speed: timed in several sittings, each under its own load: {'; '.join(mixed)}."
 
 
-def read_folders(folders: Sequence[Path], *, last_only: bool = False) -> list[ResultRow]:
+def read_folders(folders: Sequence[Path | str], *, last_only: bool = False) -> list[ResultRow]:
     """Read all rows of runs and their cells.
 
     Args:
         last_only: of an evaluation with several settings, only those measured last.
+
+    Raises:
+        UserError: no such folder, or an altered file.
     """
+    check_argument("folders", folders, list | tuple, "a list of folders of runs; attnbench.load takes one folder")
+    folders = [Path(folder) for folder in folders]
+    for folder in folders:
+        if not folder.is_dir() or any(folder.glob("*/config.yaml")):
+            raise UserError(f"folders={folder}: no run; give outputs/EXPERIMENT/RUN, or attnbench.load an experiment")
     everywhere = [path for folder in folders for path in (folder, *cells_of(folder))]
     files = [path for folder in dict.fromkeys(everywhere) for path in sorted((folder / "results").glob("*.jsonl"))]
     if last_only:

@@ -83,8 +83,10 @@ def check_options(
         if name not in parameters:
             known = [known for known in parameters if known not in GIVEN_BY_MODEL]
             raise UserError(unknown_setting(_word(f"{prefix}{name}", value), name, known))
-        if name in hints and not _matcher(hints[name])(value):
-            raise UserError(f"{prefix}{name}={'null' if value is None else value}: must be {_described(hints[name])}")
+        if name in hints and not (matches := _matcher(hints[name]))(value):
+            word = f"{prefix}{name}={'null' if value is None else value}"
+            several = f"; a list of one is {prefix}{name}=[{value}]" if matches([value]) else ""
+            raise UserError(f"{word}: must be {_described(hints[name])}{several}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options and name not in given:
             raise UserError(f"{prefix}{name}: must be given{hint}")
@@ -236,6 +238,13 @@ def check_name(setting_name: str, name: str) -> None:
 def check_outputs_dir(name: str) -> None:
     if not name:
         raise UserError("outputs_dir=: must name a folder; outputs is the usual one")
+
+
+def check_argument(name: str, value: Any, kind: type | types.UnionType, remedy: str) -> None:
+    """Refuse an argument of a call from Python that is of a wrong kind."""
+    if not isinstance(value, kind):
+        shown = f"{value!r}"[:MAX_NAME_CHARACTERS]
+        raise UserError(f"{name}={shown}: must be {remedy}, not {type(value).__name__}")
 
 
 def setting_of(word: str) -> str:

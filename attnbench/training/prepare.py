@@ -13,6 +13,7 @@ from attnbench.machine.device import resolve_device
 from attnbench.machine.precision import resolve_compile, resolve_precision
 from attnbench.results.folder import data_root
 from attnbench.results.identity import config_hash
+from attnbench.settings.check import check_argument
 from attnbench.settings.combinations import LENGTHS
 from attnbench.settings.errors import UserError
 from attnbench.settings.hybrid import with_backends
@@ -29,6 +30,7 @@ OTHER_CODE = {"sources": "another source of its mixer", "numbers_version": "anot
 
 def prepare(settings: RunSettings) -> Run:
     """Load the corpus and resolve device, precision, backend, matching and identity; write nothing."""
+    check_argument("settings", settings, RunSettings, 'settings that compose made: prepare(compose("attn=softmax"))')
     device = resolve_device(settings.device)
     precision = resolve_precision(settings.train.precision, device.type)
     corpus = load_corpus(settings.data, settings.seq_len, data_root())

@@ -188,3 +188,41 @@ def test_a_notebook_has_a_bar_on_standard_output(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert "2/2" in out
     assert not err
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: attnbench.prepare("attn=softmax"), ("settings='attn=softmax'", "compose(", "not str")),
+        (lambda: attnbench.load(5), ("folder=5", "experiment")),
+        (lambda: attnbench.load_checkpoint(None), ("folder=None", "run")),
+        (lambda: attnbench.read_folders("outputs/demo"), ("folders='outputs/demo'", "list")),
+        (lambda: attnbench.read_folders(["outputs/nowhere"]), ("folders=outputs/nowhere", "outputs/EXPERIMENT/RUN")),
+        (lambda: attnbench.sample("model", "record", "text"), ("model='model'", "load_checkpoint")),
+        (lambda: attnbench.compose({"attn": "softmax"}), ("overrides={", "not dict")),
+        (lambda: attnbench.compose([1]), ("word=1", "text")),
+        (lambda: attnbench.compose("attn='softmax"), ("attn='softmax", "quot")),
+        (lambda: attnbench.run(5), ("5", "attn=linear", "nn.Module")),
+        (lambda: attnbench.compare({5: "attn=softmax"}), ("name=5", "text")),
+        (lambda: attnbench.compare({"a": "attn=softmax"}, ["plan=demo"]), ("word=['plan=demo']", "text")),
+        (lambda: attnbench.compare({"a": "attn=softmax"}, plan="demo", only="copy"), ("plan.only=copy", "[copy]")),
+        (lambda: attnbench.compare({"a": "attn=softmax"}, plan="demo", seeds=3), ("plan.seeds=3", "plan.seeds=[3]")),
+        (lambda: attnbench.compare({"a": "attn=softmax"}, plan="demo", sedes=[0]), ("sedes=[0]", "seeds")),
+        (lambda: attnbench.compare({"a": None}), ("variants: a", "None", "attn=linear")),
+        (lambda: attnbench.compare({"a": nn.Linear(1, 1)}), ("Linear", "instance", "class")),
+    ],
+)
+def test_a_call_with_a_wrong_argument_names_it_and_the_way_out(call, named, asked):
+    with pytest.raises(UserError) as refused:
+        call()
+    assert all(word in str(refused.value) for word in named), refused.value
+    assert "\n" not in str(refused.value)
+    assert not asked
+
+
+def test_printed_results_are_the_table_and_the_sentences(published, tmp_path):
+    text = str(published)
+    assert all(variant in text for variant in published.inputs.protocol.variants)
+    assert all(" ".join(sentence.split()) in " ".join(text.split()) for sentence in published.sentences[:3])
+    assert max(map(len, text.splitlines())) <= 80
+    assert "no such folder" in str(Results(tmp_path / "nowhere"))

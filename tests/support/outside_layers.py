@@ -44,6 +44,11 @@ class Untrained(Tutorial):
         return super().forward(x).detach()
 
 
+class NotFinite(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 0.0
+
+
 class Raises(Tutorial):
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("not today")

@@ -181,6 +181,9 @@ def prepared_words(words: Sequence[str]) -> list[str]:
 
 
 def _variant(word: str) -> str:
+    if re.match(r"\+*(?:plan\.)?variants\.[^.=]+=attn=", word):
+        name, _, words = word.partition("=")
+        raise UserError(f"{word}: must be a list of words, '{name}=[{words}]'")
     found = re.fullmatch(r"\+*(?:plan\.)?variants\.([^.=]+)=\[(.*)\]", word, re.DOTALL)
     if found is None:
         return word

@@ -150,6 +150,8 @@ def encode_prompt(text: str, tokenizer: Tokenizer) -> Tensor:
 def _tokens(
     settings: GenerationSettings, model: LanguageModel, record: ModelRecord, tokens_T: Tensor
 ) -> Iterator[Tensor]:
+    if model.backend_without_state:
+        log.info("a layer has no decoding state: each token is computed from the whole text again, which takes longer")
     prompt_BT, device = tokens_T.expand(settings.num_samples, -1), tokens_T.device
     sampling = FiniteSampling(
         batch_size=settings.num_samples,

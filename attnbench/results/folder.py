@@ -43,7 +43,7 @@ def holding(folder: Path, *, waits: bool) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"outputs_dir={folder.parent.parent}: cannot hold {error.filename} ({error.strerror})"
+            f"outputs_dir: {error.filename} cannot be made ({error.strerror}); outputs_dir=FOLDER names another"
         ) from error
     try:
         with folder_lock(folder, waits=waits):

@@ -103,6 +103,8 @@ def test_a_variant_needs_no_quotes_and_no_plus():
     assert len({*prepared_words(given)}) == 1
     plan = from_python.read_words(from_python.read_comparison, ["plan=demo", given[0]], "compare").plan
     assert plan.variants["mine"] == ["attn=module", "attn.path=a:B"]
+    with pytest.raises(UserError, match=r"^plan\.variants\.mine=attn=linear: .*'plan\.variants\.mine=\[attn=linear\]'"):
+        prepared_words(["plan.variants.mine=attn=linear"])
 
 
 def test_a_wrong_word_is_one_line(asked):

@@ -25,6 +25,7 @@ from attnbench.comparison.execute import run
 from attnbench.data.tokenizer import Characters
 from attnbench.machine.precision import computing
 from attnbench.model.building import build_model, resolve_mixer
+from attnbench.model.language_model import LanguageModel
 from attnbench.model.sampling import Sampling, Writer, write_by_recomputation
 from attnbench.settings import registry
 from attnbench.settings.errors import UserError
@@ -164,6 +165,15 @@ def test_several_texts_follow_one_prompt(folder, monkeypatch, capsys):
     texts = re.findall(r"^--- (\d) of 3\nthe(.{40,}?)\n(?=---|\Z)", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
     assert [number for number, _ in texts] == ["1", "2", "3"]
     assert len({text for _, text in texts}) == 3
+
+
+def test_that_a_layer_recomputes_the_whole_text_is_said_once(folder, monkeypatch, capsys):
+    said = []
+    for backend in ("torch", ""):
+        monkeypatch.setattr(LanguageModel, "backend_without_state", backend)
+        assert generate(monkeypatch, folder, "prompt=the", "num_samples=2") is None
+        said.append(capsys.readouterr().err.count("no decoding state"))
+    assert said == [1, 0]
 
 
 def test_nothing_is_written_that_a_terminal_obeys(folder, monkeypatch, capsys):

@@ -243,8 +243,7 @@ def check_outputs_dir(name: str) -> None:
 def check_argument(name: str, value: Any, kind: type | types.UnionType, remedy: str) -> None:
     """Refuse an argument of a call from Python that is of a wrong kind."""
     if not isinstance(value, kind):
-        shown = f"{value!r}"[:MAX_NAME_CHARACTERS]
-        raise UserError(f"{name}={shown}: must be {remedy}, not {type(value).__name__}")
+        raise UserError(f"{name}={value!r:.80}: must be {remedy}, not {type(value).__name__}")
 
 
 def setting_of(word: str) -> str:

@@ -94,9 +94,8 @@ def _no_such_class(module: types.ModuleType, name: str, base: type) -> str:
     known = [key for key, value in classes.items() if value.__module__ == module.__name__]
     has = f"; it has {', '.join(known)}" if known else ""
     if hasattr(module, name):
-        found, wanted = getattr(module, name), "nn.Module" if base.__name__ == "Module" else base.__name__
-        kind = "another class" if isinstance(found, type) else f"an object of class {type(found).__name__}"
-        return f"{name} of {module.__name__} is {kind}, and must be a class derived from {wanted}{has}"
+        found = f"{getattr(module, name)!r:.80}"
+        return f"{name} of {module.__name__} is {found}, and must be a class derived from {base.__name__}{has}"
     return f"{module.__name__} has no {base.__name__} of the name {name}{did_you_mean(name, known)}{has}"
 
 

@@ -19,7 +19,7 @@ from attnbench.report.page import page_sections, pictures_of
 from attnbench.report.sections.answer import sentences
 from attnbench.report.sections.front import first_answer
 from attnbench.report.sections.scores import score_table
-from attnbench.report.sections.words import capitalized, metric_name, where
+from attnbench.report.sections.words import capitalized, metric_name, unbroken, where
 from attnbench.report.terminal import print_comparison
 from attnbench.results.rows import TRAINING, is_search
 from attnbench.results.tables import to_html
@@ -175,7 +175,7 @@ class Results:
     def _repr_html_(self) -> str:
         try:
             told, scores = first_answer(self.inputs)
-            said = Markup("").join(Markup("<p>{}</p>").format(printable(sentence)) for sentence in told)
+            said = Markup("").join(Markup("<p>{}</p>").format(unbroken(printable(sentence))) for sentence in told)
             return said + to_html(replace(scores.table, notes=[scores.note.replace("Shaded", "Bold", 1)]))
         except UserError as error:
             # A notebook would show it as an error of the cell, though the call succeeded: a dry run has no results.

@@ -7,6 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from attnbench.report.sections import words
+from attnbench.report.sections.scores import turned
 from attnbench.results.tables import Table
 from attnbench.settings.escape import printable
 
@@ -29,21 +30,23 @@ def render(**content: Any) -> str:
     environment.tests["a"] = lambda value, name: type(value).__name__ == name
     environment.filters |= {
         "breakable": breakable,
+        "exact": lambda text: escape(printable(text)),
         "capitalized": words.capitalized,
         "label": label,
+        "turned": turned,
     }
     return environment.get_template("page.html").render(content, running=RUNNING)
 
 
-def label(table: Table, index: int) -> str:
+def label(table: Table, index: int) -> Markup:
     """Return what stands above a cell of a narrow table."""
-    return str(table.headers[index])
+    return breakable(str(table.headers[index]), "\N{ZERO WIDTH SPACE}")
 
 
-def breakable(text: str) -> Markup:
-    """Allow line breaks after underscores: a name would otherwise break anywhere."""
-    return Markup(str(escape(printable(text))).replace("_", "_<wbr>"))
+def breakable(text: str, end: str = "<wbr>") -> Markup:
+    """Allow line ends after underscores: a name would otherwise break anywhere."""
+    return Markup(str(escape(words.unbroken(printable(text)))).replace("_", f"_{end}"))
 
 
 def _shown(value: Any) -> Any:
-    return value if isinstance(value, Markup) else printable(str(value))
+    return value if isinstance(value, Markup) else words.unbroken(printable(str(value)))

@@ -231,12 +231,20 @@ class Headline:
     """Primary metric whose verdicts mark this column; empty: its own metric."""
 
 
+SITTINGS = "sittings, each under its own load"
+ENVIRONMENTS = "environments (device, libraries or version of the source)"
+
+
 def sittings_line(sittings: Mapping[str, Iterable[str]]) -> str:
-    """Return the lead of a table with timings of several sittings in one column; `sittings` are by header."""
-    mixed = [header for header, names in sittings.items() if len({*names}) > 1]
-    if not mixed:
-        return ""
-    return f"No ranking of speed: timed in several sittings, each under its own load: {'; '.join(mixed)}."
+    """Return the lead of a table with timings of several sittings or environments in one column; `sittings` are by
+    header, as `ResultRow.measured_in` has them."""
+    told: dict[str, list[str]] = {}
+    for header, names in sittings.items():
+        measured = {*names}
+        starts = {name.rpartition(" ")[0] for name in measured}
+        if len(measured) > 1:
+            told.setdefault(SITTINGS if len(starts) > 1 else ENVIRONMENTS, []).append(header)
+    return " ".join(f"No ranking of speed: timed in several {how}: {'; '.join(of)}." for how, of in told.items())
 
 
 def read_folders(folders: Sequence[Path | str], *, last_only: bool = False) -> list[ResultRow]:

@@ -98,6 +98,21 @@ def test_nothing_scrolls_sideways(view, request):
     assert too_wide(view, width) == []
 
 
+def test_a_phone_shows_each_score_of_all_variants_together(browser, report):
+    cards = (
+        "const shown = [...document.querySelectorAll('table.scores')].filter(node => node.offsetParent !== null);"
+        "return shown.map(node => [node.className.includes('by-score'),"
+        " Math.max(...[...node.querySelectorAll('tbody tr')].map(row => row.getBoundingClientRect().height))])"
+    )
+    show(browser, report, 390, "light")
+    [(is_by_score, height)] = browser.execute_script(cards)
+    assert is_by_score
+    assert height < 450
+    show(browser, report, 1440, "light")
+    [(is_by_score, _)] = browser.execute_script(cards)
+    assert not is_by_score
+
+
 def too_wide(browser, width: int) -> list[str]:
     """Return the elements that reach beyond the page or scroll in a box of their own, folded ones too."""
     browser.execute_script("document.querySelectorAll('details').forEach(node => node.open = true)")
@@ -268,7 +283,7 @@ def test_a_click_on_a_header_sorts_the_scores(browser, report):
 
     def shown() -> list[float]:
         texts = browser.execute_script(
-            "return [...document.querySelectorAll('table.scores tbody tr')].map("
+            "return [...document.querySelectorAll('table.by-variant tbody tr')].map("
             "row => row.children[arguments[0]].querySelector('.value').textContent)",
             index,
         )

@@ -14,6 +14,7 @@ from attnbench.cli.compose import prepared_words
 from attnbench.machine.bars import bar, in_notebook
 from attnbench.report.results import Results
 from attnbench.report.sections.front import first_answer
+from attnbench.report.sections.words import unbroken
 from attnbench.results.numbers import reaches
 from attnbench.settings.errors import Interrupted, UserError
 
@@ -139,7 +140,7 @@ def test_results_have_tables_charts_and_the_answer(published):
     html = published._repr_html_()
     told, _ = first_answer(published.inputs)
     assert told
-    assert all(f"<p>{escape(sentence)}</p>" in html for sentence in told)
+    assert all(f"<p>{escape(unbroken(sentence))}</p>" in html for sentence in told)
     assert "Bold: the best mean of a column." in html
     assert html.count("<tr>") == 1 + published.scores["variant"].nunique()
     chart = published.plot().to_dict()

@@ -58,6 +58,7 @@ from attnbench.report.sections.words import (
     devices,
     listed,
     plain_answer,
+    unbroken,
     without_addresses,
 )
 from attnbench.report.template import render
@@ -104,7 +105,8 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join(self.texts)
+        """No-break spaces as plain ones, so that a sentence is found as `sentences` has it."""
+        return " ".join(self.texts).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +306,15 @@ def test_it_can_be_read_without_seeing_it(page):
     assert {target[1:] for target in targets if target.startswith("#")} <= set(ids)
 
 
+def test_no_line_ends_between_a_number_and_its_unit(page):
+    told = [text for text in page.texts if "%" in text]
+    assert any("\N{NO-BREAK SPACE}%" in text for text in told)
+    assert [text for text in told if re.search(r"\d [%×]|\[[\d.]+, ", text)] == []
+    assert unbroken("33 % (3, 2, 95), 2 of 3 solved") == "33\xa0% (3,\xa02,\xa095), 2\xa0of\xa03\xa0solved"
+    # A line may end between words, and in a long list.
+    assert unbroken("seeds 1 to 3 (1, 2, 3, 4, 5)") == "seeds 1 to 3 (1, 2, 3, 4, 5)"
+
+
 def test_how_it_was_made_is_on_the_page(page):
     for text in (
         *("attnbench compare plan=demo", CORPUS, "Mixed commits. ", "00c0ffee0000", "5357fac305d1"),
@@ -461,6 +472,14 @@ def test_times_without_a_reference_are_not_ranked_and_times_and_memory_name_thei
     assert re.search(
         r"several sittings[^.]*: training step \(ms\) at [^.]*\. No ranking of speed: no ref[^.]*: tokens/s at", lead
     )
+    # One command, but a change of the source between its runs.
+    changed = [
+        dataclasses.replace(it, identity=dataclasses.replace(it.identity, environment=str(index)))
+        for index, it in enumerate(rows)
+    ]
+    lead = score_table(summary(figures(changed), [])).lead
+    assert "several environments" in lead
+    assert "sittings" not in lead
     heads = list(map(str, table.headers))
     cells = [pair for line in table.lines for pair in zip(heads, line, strict=True)]
     assert {head for head, cell in cells if getattr(cell, "mark", "") == "best"} == {heads[3]}
@@ -761,13 +780,22 @@ def test_what_differs_around_the_mixers_is_told_and_what_is_equal():
         around("linear", "perplexity", rotary_theta=None, conv_size=0, gate=False),
         around("delta", "perplexity", conv_size=4, gate="silu"),
     ]
-    assert differing(*rows) == ["rotary positions", "convolution", "gate"]
+    # With who has it; over the evaluations a variant may have several values.
+    assert differing(*rows) == [
+        "rotary positions (softmax only)",
+        "convolution (4 and none: softmax and linear, 4: delta)",
+        "gate",
+    ]
+    many = [around(f"linear{n}", conv_size=4 * (n > 0)) for n in range(6)]
+    assert differing(*many) == ["convolution (4: all but linear0)"]
+    # The null of a mixer's own option is a default, and its values are in the table of parts.
+    assert differing(around("a", heads=4), around("b", heads=2)) == ["heads"]
     # An option that one mixer alone has is no difference.
     assert differing(*rows[1:3]) == []
     assert "around each mixer convolution (4)" in equal_parts(rows[1:3], [], [])
     # A part that a mixer has not differs from one that is switched on, not from one that is off.
     bare = around("softmax")
-    assert differing(around("linear", output_norm=True), bare) == ["output norm"]
+    assert differing(around("linear", output_norm=True), bare) == ["output norm (linear only)"]
     assert differing(around("linear", output_norm=False), bare) == []
     # A hybrid has the options of all its mixers.
     rotated, plain = {"rotary_theta": 1e4, "conv_size": 4}, {"rotary_theta": None, "conv_size": 4}
@@ -815,7 +843,7 @@ def test_what_a_mixer_s_class_says_of_its_surroundings_is_told():
         with_options("retnet", "recall", "RetNet", {"conv_size": 4, "value_expansion": 2}),
     ]
     undone, expansion = surroundings(rows)
-    assert ACTIVATION in differing(*rows)
+    assert f"{ACTIVATION} (silu: delta and mamba3 only)" in differing(*rows)
     assert undone == f"conv_size (4) undoes the mixer of mamba3: {Mamba3.undone_by['conv_size']}."
     assert expansion.startswith("value_expansion is 1 for delta, where the mixer's paper has 2")
     # Without a convolution Mamba-3 has no activation either, and nothing undoes it.

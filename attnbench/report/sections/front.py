@@ -15,7 +15,7 @@ from attnbench.report.sections.verdicts import first_sentences
 from attnbench.results.corpora import split_name
 from attnbench.results.rows import TRAINING
 from attnbench.verdict.ranking import common_reference
-from attnbench.verdict.seeds import same_models
+from attnbench.verdict.seeds import is_accuracy, same_models
 from attnbench.verdict.summary import Summary, summary
 
 MANY_SCORES = 9
@@ -40,8 +40,12 @@ def first_answer(inputs: Inputs) -> tuple[list[str], Scores]:
     content = narrowed(summary(inputs.figures, verdicts, inputs.protocol.variants))
     untested = inputs.protocol.descriptive or [unscored_reason(inputs)]
     said = first_sentences(verdicts) if verdicts else [*untested, *seed_lines(inputs)]
+    table = score_table(content, with_seeds=not verdicts)
+    shown = [it.figure for line in content.lines.values() for it in line if it.figure and not verdicts]
+    of_few = any(it.is_of_few and is_accuracy(it.metric) for it in shown)
+    in_seeds = ["In parentheses: the seeds of a mean."] if of_few else []
     same = (f"{line}: one model, run once." for line in same_models(inputs.protocol.shared))
-    return said, Scores(score_table(content), " ".join([signs_note(content, common_reference(verdicts)), *same]))
+    return said, Scores(table, " ".join([signs_note(content, common_reference(verdicts)), *in_seeds, *same]))
 
 
 def narrowed(content: Summary) -> Summary:
@@ -82,13 +86,20 @@ def facts(inputs: Inputs) -> list[str]:
     return [
         _counted(len(protocol.variants), "variant"),
         *([_counted(len(evaluations), "evaluation")] if evaluations else []),
-        *([f"{_sizes(min(sizes), max(sizes))} parameters{model}"] if sizes else []),
+        *([f"{_sizes(min(sizes), max(sizes))} parameters{model}{_timed_size(inputs)}"] if sizes else []),
         *([words.listed(corpora) if len(corpora) < 3 else f"{len(corpora)} corpora"] if corpora else []),
         *([protocol.trained] if protocol.trained else []),
         f"up to {_counted(num_seeds, 'seed')}" if num_seeds > 1 else "1 seed",
         words.devices(it.device for it in identities),
         *([_minutes(protocol.seconds)] if protocol.seconds else []),
     ]
+
+
+def _timed_size(inputs: Inputs) -> str:
+    """Name the largest model that scaling times, whose time is in the table: ", 0.71 M (model 1m)"."""
+    of_it = [it for it in inputs.figures if it.metric == "parameters" and "model" in it.settings]
+    size, name = max(((round(it.mean), it.settings["model"]) for it in of_it if it.mean), default=(0, ""))
+    return f", {_sizes(size, size)} (model {name})" if size else ""
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,6 +1,7 @@
 """The table of variants and their scores, for the page, the terminal and Markdown."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from attnbench.report.sections import words
 from attnbench.results.metrics import Primary
@@ -30,13 +31,20 @@ def turned(table: Table) -> Table:
     return Table(title=table.title, lead=table.lead, headers=["", *names], lines=lines, notes=table.notes)
 
 
-def score_table(content: Summary, *, with_intervals: bool = False, title: str = "") -> Table:
-    """Return a line per variant: numbers with the digits that matter, the best marked, and signs of verdicts."""
+def score_table(content: Summary, *, with_intervals: bool = False, with_seeds: bool = False, title: str = "") -> Table:
+    """Return a line per variant: numbers with the digits that matter, the best marked, and signs of verdicts.
+
+    Args:
+        with_seeds: behind accuracies of few seeds these stand one by one: 33 may be (3, 2, 95).
+    """
     primaries = primary_metrics(column.evaluation for column in content.columns)
     columns = []
     for index, column in enumerate(content.columns):
         entries = [line[index] for line in content.lines.values()]
-        columns.append(_cells(column, entries, primaries.get(column.evaluation), with_intervals=with_intervals))
+        cells = _cells(column, entries, primaries.get(column.evaluation), with_intervals=with_intervals)
+        if with_seeds and is_accuracy(column.metric):
+            cells = [_with_seeds(*pair, primaries.get(column.evaluation)) for pair in zip(cells, entries, strict=True)]
+        columns.append(cells)
     lines = [[variant, *(cells[row] for cells in columns)] for row, variant in enumerate(content.lines)]
     headers = ["variant", *(_header(column, content.columns) for column in content.columns)]
     names = [f"{_name(column)} at {_place(column, content.columns)}" for column in content.columns]
@@ -121,6 +129,12 @@ def _notes(entry: Entry, *, with_intervals: bool, with_solved: bool) -> tuple[st
     return tuple(
         filter(None, (spread, solved, at_limit, figure.partly if figure.mean is not None else "", figure.without))
     )
+
+
+def _with_seeds(cell: TableCell, entry: Entry, primary: Primary | None) -> TableCell:
+    if entry.figure is None or entry.figure.mean is None or not entry.figure.is_of_few:
+        return cell
+    return replace(cell, notes=(f"({words.seed_scores(entry.figure, primary)})", *cell.notes))
 
 
 def _spread(figure: Figure) -> str:

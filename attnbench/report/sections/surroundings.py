@@ -38,6 +38,9 @@ EQUAL = "Equal for all variants: "
 COSTS = {"forward_flops_per_token": "forward FLOPs per token", "state_bytes": "bytes of decoding state"}
 """Metrics of costs that may differ."""
 
+MOST_NAMED, MOST_VALUES = 3, 3
+"""Most variants with one value, and most values, that the sentence on what differs names behind a part."""
+
 MATCHED = 2.0
 """Largest difference of parameters, in percent, that is called equal."""
 
@@ -50,7 +53,8 @@ def surroundings(rows: Sequence[ResultRow]) -> list[str]:
 
 def equal_parts(rows: Sequence[ResultRow], figures: Sequence[Figure], rates: Sequence[Choice]) -> str:
     """Say what all variants have alike, and what differs."""
-    equal, apart = ["data"], [*map(_plain, _differing(_options(rows)))]
+    options = _options(rows)
+    equal, apart = ["data"], [f"{_plain(name)}{_whose(options, name)}" for name in _differing(options)]
     steps: dict[str, dict[str, set[int | None]]] = {}
     seeds: dict[str, dict[str, set[int | str]]] = {}
     sizes: dict[tuple[str, str], set[int]] = {}
@@ -137,6 +141,30 @@ def _differing(options: dict[str, Options]) -> list[str]:
             if len(of_mixers) > 1:
                 found[name] = None
     return [*found]
+
+
+def _whose(options: dict[str, Options], name: str) -> str:
+    """Name the variants with each value of a part, as " (silu: linear and gated_deltanet only)"; empty for options of
+    mixers, whose null is a default, and for many values."""
+    found: dict[str, dict[str, None]] = {}
+    for by_variant in options.values():
+        for variant, (_, given) in by_variant.items():
+            value = _shown(given[name]) if name in given else LACKS
+            found.setdefault(variant, {})["none" if value in {*OFF, LACKS} else value] = None
+    by_value = grouped(found, lambda variant: words.listed(found[variant]))
+    if len(by_value) > MOST_VALUES or name not in {*PARTS, ACTIVATION}:
+        return ""
+    off = by_value.get("none", [])
+    if len(by_value) > 2 or not off:
+        return f" ({', '.join(f'{value}: {_counted(names)}' for value, names in by_value.items())})"
+    [(value, on)] = [it for it in by_value.items() if it[0] != "none"]
+    shown = "" if value == "on" or name == "rotary_theta" else f"{value}: "
+    is_short = len(off) <= MOST_NAMED < len(on)
+    return f" ({shown}{f'all but {_counted(off)}' if is_short else f'{_counted(on)} only'})"
+
+
+def _counted(names: Sequence[str]) -> str:
+    return words.listed(names) if len(names) <= MOST_NAMED else f"{len(names)} variants"
 
 
 def _options(rows: Sequence[ResultRow]) -> dict[str, Options]:

@@ -380,6 +380,21 @@ def _overlap(ordered: Sequence[Figure]) -> str:
     return f" Every seed of {best.label} is better than any other variant’s."
 
 
+BETWEEN_NUMBER_AND_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|×|(?:M|ms|s|nats?|[KMG]iB|solved|of \d+)\b))|(?<=×) (?=\d)|(?<=\d of) (?=\d)| (?=[↑↓])"
+    r"|(?:(?<=length)|(?<=width)|(?<=pairs)|(?<=size)|(?<=model)) (?=\d)"
+)
+
+BRACKET_OF_NUMBERS = re.compile(r"[\[(][+-]?[\d.,]+(?:, [+-]?[\d.,]+){1,3}[\])]")
+
+
+def unbroken(text: str) -> str:
+    """Put no-break spaces between a number and its unit, and in brackets of two to four numbers."""
+    space = "\N{NO-BREAK SPACE}"
+    text = BRACKET_OF_NUMBERS.sub(lambda found: found[0].replace(" ", space), text)
+    return BETWEEN_NUMBER_AND_UNIT.sub(space, text)
+
+
 def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 

@@ -325,7 +325,8 @@ def test_the_commands_of_the_page_run_each_probe_with_its_anchors_and_references
     }
 
 
-def test_the_published_pilots_give_the_tables_of_their_page(capsys):
-    page = Path(CONF, "..", "docs", "results", "ladder_pilot-h200")
+@pytest.mark.parametrize("machine", ["cpu", "h200"])
+def test_the_published_pilots_give_the_tables_of_their_page(machine, capsys):
+    page = Path(CONF, "..", "docs", "results", f"ladder_pilot-{machine}")
     choose_levels.main([str(page / "pilots.jsonl.gz")])
     assert (page / "README.md").read_text().endswith(capsys.readouterr().out)

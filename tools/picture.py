@@ -14,7 +14,7 @@ REPORT, PICTURE = ROOT / "outputs" / "demo" / "report" / "index.html", ROOT / "d
 MAX_BYTES = 300_000
 SECONDS = 60
 """Longest time to draw the charts."""
-WIDTH, HEIGHT = 1440, 1500
+WIDTH, HEIGHT = 1440, 1650
 
 
 def main() -> None:

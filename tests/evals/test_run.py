@@ -621,7 +621,7 @@ def test_a_bad_file_is_one_line_and_no_folder(folder, tmp_path):
 
 def test_outputs_that_cannot_be_written_are_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"outputs_dir=.*file"):
+    with pytest.raises(UserError, match=r"outputs_dir: .*file"):
         run(compose_once(words(folder, f"outputs_dir={tmp_path / 'file'}")))
 
 

@@ -187,5 +187,5 @@ def test_a_bar_has_its_name_before_it_and_its_figures_behind_it(clock, monkeypat
         bar.update(step, loss=2.5)
     bar.close()
     last = re.split(r"[\r\n]", screen.getvalue().rstrip())[-1]
-    assert re.fullmatch(r"mine\{0\} \|[█#]+\| 10/10 loss 2.5 1k tok/s", last)
+    assert re.fullmatch(r"mine\{0\} \|[█#]+\| 10/10 loss 2.5 1.00k tok/s", last)
     assert len(last) < 80

@@ -214,7 +214,7 @@ def _problem(
     if besides is not None and value == besides:
         return ""
     if choices is not None and value not in choices:
-        return f"one of {', '.join(map(str, choices))}"
+        return f"one of {', '.join(map(str, choices))}{did_you_mean(str(value), map(str, choices))}"
     # "not inside", so that NaN is refused.
     if minimum is not None and not value >= minimum:
         return f"at least {minimum}" if besides is None else f"{besides} or at least {minimum}"

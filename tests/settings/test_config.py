@@ -122,6 +122,7 @@ BAD_OF_OTHERS = {
     (COMPARE, "+exported=x"): ["exported=x", "unknown setting", "export"],
     (COMPARE, "~plan"): ["~plan", "cannot be deleted"],
     (COMPARE, "plan.only=[nope]"): ["plan.only", "nope", "recall", "scaling"],
+    (COMPARE, "plan.only=[recal]"): ["plan.only", "recal", "did you mean recall?"],
     (COMPARE, "plan.only=recall"): ["plan.only=recall", "a list"],
     (COMPARE, "plan.variants.softmax=['attn=softmax','train.learning_rate=1']"): ["train.learning_rate=1", "nothing"],
     (COMPARE, "plan.overrides=['seed=7']"): ["plan.overrides", "seed=7", "plan.seeds"],

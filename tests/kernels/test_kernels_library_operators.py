@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernel_checks import DEVICE
 
-from attnbench.bench.base import Conditions
+from attnbench.bench.base import Conditions, with_speedups
 from attnbench.bench.library_operators import LibraryOperatorsBench
 from attnbench.bench.operators.roofline import Ceilings
 
@@ -25,7 +25,8 @@ def test_our_kernels_stand_beside_our_form_and_ratios_are_of_what_both_have(name
     conditions = Conditions(
         device=torch.device(DEVICE), precision="float32", ceilings=Ceilings(1.0, 10.0), mixers=lambda names: []
     )
-    rows = [row for cell in bench.cells() for row in bench.measure(cell, conditions)]
+    cells = [with_speedups(bench.measure(cell, conditions), bench.ratios) for cell in bench.cells()]
+    rows = [row for cell in cells for row in cell]
     assert {row.reason for row in rows} == {""}
     metrics = {"forward_milliseconds", "backward_milliseconds", "total_milliseconds", "peak_memory_mib", "speedup"}
     assert {row.metric for row in rows if row.settings["implementation"] == "triton"} == {*metrics, "max_error"}

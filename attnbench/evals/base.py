@@ -161,7 +161,7 @@ class Probe(Evaluation, ABC):
     former: ClassVar[dict[str, Any]] = {}
     """Options that came later, at the values that leave a training as it was; those stay out of its identity."""
     not_in_content: ClassVar[tuple[str, ...]] = ()
-    """Options that other entries of `content` say."""
+    """Options that `content` leaves out, because its other entries state them."""
     check_interval_steps: ClassVar[int | None] = None
     """Steps between two looks at validation data, whose rows then say how fast accuracy rose; None: as `solving`."""
 

@@ -55,10 +55,10 @@ def gated_delta_rule(
     memory_BHKV: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute y and the last memory with backend `torch` (the definition for a single position), `fla` or
-    `flash_qla`."""
+    """Compute y and the last memory with backend `torch` (the definition for a single position), or with a library's
+    kernel, `fla` or `flash_qla`."""
     num_steps = _num_steps(query_BTHK, key_BSHK)
-    if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend != "fla":
+    if memory_BHKV is not None and query_BTHK.shape[1] == 1 and backend not in LIBRARIES:
         return DELTA_RULE.define(query_BTHK, key_BSHK, value_BSHV, log_decay_BTH, beta_BSH, memory_BHKV)
     query_BSHK, log_decay_BSH = _by_sub_steps(query_BTHK, log_decay_BTH, num_steps)
     inputs = (query_BSHK, key_BSHK, value_BSHV, log_decay_BSH, beta_BSH)
